@@ -1,0 +1,80 @@
+"""The line under every figure: evidence, engine version, transport, machine, n; what is hollow or missing."""
+
+from collections import Counter
+from typing import Any
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from batchlab.plots.select import reasons, recorded, series, valid
+from batchlab.plots.style import engine_name
+
+TRANSPORTS = {"http": "HTTP", "inprocess": "in process"}
+
+
+def span(values: Any) -> str:
+    """ "64", or "64–1024" where the values differ; nothing where there are none."""
+    known = sorted({int(v) for v in values if v is not None and not pd.isna(v)})
+    if not known:
+        return ""
+    return str(known[0]) if len(known) == 1 else f"{known[0]}–{known[-1]}"
+
+
+def texts(frame: pd.DataFrame, column: str) -> str:
+    """The column's distinct values, joined."""
+    if column not in frame:
+        return ""
+    return ", ".join(dict.fromkeys(str(v) for v in frame[column] if v is not None and not pd.isna(v)))
+
+
+def sample(rows: pd.DataFrame) -> str:
+    """ "n = 3 × 64 requests": repeats × requests, each a range where points differ."""
+    requests = span(rows.get("num_requests", []))
+    repeats = span(rows["n"]) if "n" in rows else (str(rows["repeat"].nunique()) if "repeat" in rows else "")
+    if not requests:
+        return f"n = {repeats}" if repeats else ""
+    return f"n = {repeats} × {requests} requests" if repeats else f"n = {requests} requests"
+
+
+def describe(rows: pd.DataFrame, engine: str, evidence: str, transport: Any) -> str:
+    """One series: "measured, vLLM 0.32.0, HTTP, AMD EPYC, n = 3 × 64 requests"."""
+    done = rows[recorded(rows)]
+    version = texts(done, "engine_version")
+    machine = texts(done, "machine") or texts(rows, "hardware")
+    named = " ".join(filter(None, [engine_name(engine), version]))
+    parts = [evidence, named, TRANSPORTS.get(transport, transport or ""), machine, sample(done)]
+    return ", ".join(p for p in parts if p)
+
+
+def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str:
+    """One line from a frame of cells or points (at least the columns engine and evidence).
+
+    Says for each series its evidence, engine version, transport, machine and n; then the number of invalid
+    points with their reasons (`invalid` says how they are shown), the number that is not recorded, and
+    `note`.
+    """
+    if frame.empty:
+        return "nothing planned, nothing recorded" + (f"; {note}" if note else "")
+    shown = []
+    for (engine, evidence, transport), rows in series(frame):
+        if recorded(rows).any():
+            shown.append(describe(rows, engine, evidence, transport))
+    parts = list(dict.fromkeys(shown)) or ["no cell recorded yet"]
+    if "n" in frame and (frame.loc[recorded(frame), "n"] > 1).any():
+        parts.append("bars: 95% interval over repeats")
+    bad = int((recorded(frame) & ~valid(frame)).sum())
+    if bad:
+        counted = ", ".join(f"{reason} ×{count}" for reason, count in Counter(reasons(frame)).most_common())
+        parts.append(f"{invalid}: {bad} invalid ({counted})")
+    missing = int((~recorded(frame)).sum())
+    if missing:
+        parts.append(f"{missing} of {len(frame)} not recorded")
+    return "; ".join(parts + ([note] if note else []))
+
+
+def attach(figure: Figure, frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> None:
+    """Puts the caption on the figure, where `save` finds it (a second frame's caption is added, not lost)."""
+    line = caption(frame, note, invalid)
+    before = str(figure.get_label() or "")
+    if line not in before:
+        figure.set_label(f"{before} | {line}" if before else line)

@@ -1,0 +1,98 @@
+"""Writes a figure as SVG and PNG, the same bytes for the same data, and shows it with alternative text."""
+
+import base64
+import html
+import io
+import os
+import re
+import textwrap
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from batchlab.errors import UsageError
+from batchlab.plots.style import MUTED, styled
+
+NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A figure as notebooks and the report show it: an SVG image with alternative text, and a caption."""
+
+    name: str
+    alt: str
+    caption: str
+    svg: bytes
+
+    def _repr_html_(self) -> str:
+        data = base64.b64encode(self.svg).decode()
+        return (
+            f'<figure id="figure-{self.name}"><div class="scroll">'
+            f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(self.alt, quote=True)}"></div>'
+            f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
+        )
+
+    def __repr__(self) -> str:
+        return f"Figure {self.name}: {self.alt} [{self.caption}]"
+
+
+def save(fig: Figure, name: str, alt: str, study: Any) -> Shown:
+    """Writes `study.figures_dir`/<name>.svg and .png and returns what to display.
+
+    `alt` says in words what the figure shows. The caption is the figure's label, which every function of
+    `batchlab.plots` sets; a figure made by hand sets it with `plots.attach(fig, frame)`. The files repeat the
+    caption under the picture, so that a picture passed on alone still says what it is. UsageError for an
+    empty alt, an empty caption or a name that is not lower-case words joined by hyphens.
+    """
+    alt, caption = " ".join(alt.split()), str(fig.get_label() or "").strip()
+    if not alt:
+        raise UsageError(f"figure {name!r} has no alternative text; say in `alt` what it shows")
+    if not caption:
+        raise UsageError(f"figure {name!r} has no caption: call plots.attach(fig, frame) before saving it")
+    if not NAME.fullmatch(name):
+        raise UsageError(f"figure name {name!r}: use lower-case letters, digits and hyphens")
+    shown = Shown(name, alt, caption, render(fig, "svg"))
+    footer = under(fig, caption)
+    folder = Path(study.figures_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind in ("svg", "png"):
+        write_if_changed(folder / f"{name}.{kind}", render(fig, kind))
+    footer.remove()
+    close(fig)
+    return shown
+
+
+@styled
+def render(fig: Figure, kind: str) -> bytes:
+    """The figure's bytes, without date, version or random ids."""
+    metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+    buffer = io.BytesIO()
+    fig.savefig(buffer, format=kind, metadata=metadata, bbox_inches="tight", pad_inches=0.06)
+    return buffer.getvalue()
+
+
+@styled
+def under(fig: Figure, caption: str) -> Any:
+    """The caption as small text below the picture."""
+    width = int(fig.get_figwidth() * 16.8)
+    text = "\n".join(textwrap.wrap(caption, width))
+    return fig.text(0.01, -0.01, text, ha="left", va="top", fontsize=7.5, color=MUTED, in_layout=True)
+
+
+def write_if_changed(path: Path, data: bytes) -> None:
+    """Replaces the file in one step, and leaves it (and its time) alone when nothing changed."""
+    if path.exists() and path.read_bytes() == data:
+        return
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part.write_bytes(data)
+    os.replace(part, path)
+
+
+def close(fig: Figure) -> None:
+    """Forgets the figure if pyplot made it: a notebook would show it again, without alternative text."""
+    from matplotlib import pyplot
+
+    pyplot.close(fig)
