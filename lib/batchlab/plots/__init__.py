@@ -1,11 +1,12 @@
 """Figures: functions that take a frame and return Axes, and one `save` that writes and shows them."""
 
-from batchlab.plots.against import against, panels, side_by_side
 from batchlab.plots.batch import running_batch, running_batches, timeline
-from batchlab.plots.caption import attach, caption
-from batchlab.plots.save import Shown, save
+from batchlab.plots.captions import attach, caption
+from batchlab.plots.gather import points
+from batchlab.plots.limits import against, panels, side_by_side
+from batchlab.plots.saving import Shown, save
 from batchlab.plots.select import along
-from batchlab.plots.spread import spread, tpot_spread, tpot_spreads
+from batchlab.plots.spreads import spread, tpot_spread, tpot_spreads
 
 __all__ = [
     "Shown",
@@ -14,6 +15,7 @@ __all__ = [
     "attach",
     "caption",
     "panels",
+    "points",
     "running_batch",
     "running_batches",
     "save",

@@ -9,7 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from batchlab.errors import UsageError
-from batchlab.plots.against import (
+from batchlab.plots.captions import attach
+from batchlab.plots.labels import dataset_title, whole
+from batchlab.plots.limits import (
     draw_series,
     fixed_at,
     label_ends,
@@ -18,8 +20,6 @@ from batchlab.plots.against import (
     panel_title,
     panels,
 )
-from batchlab.plots.caption import attach
-from batchlab.plots.labels import dataset_title, whole
 from batchlab.plots.select import along, datasets, recorded, require, series
 from batchlab.plots.style import MUTED, colour, new_figure, series_style, styled
 

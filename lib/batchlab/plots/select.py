@@ -29,8 +29,10 @@ def valid(frame: pd.DataFrame) -> pd.Series:
 
 
 def reasons(frame: pd.DataFrame) -> list[str]:
-    """Every reason why recorded rows are invalid, repeated as often as it occurs."""
+    """Every reason for which repeats behind recorded rows are invalid, as often as it occurs."""
     found: list[str] = []
+    if "reasons" in frame:
+        return [reason for some in frame["reasons"] for reason in some]
     bad = frame[recorded(frame) & ~valid(frame)]
     for value in bad.get("invalid_reasons", []):
         items = (

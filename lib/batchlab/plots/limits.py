@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from batchlab.errors import UsageError
-from batchlab.plots.caption import attach
+from batchlab.plots.captions import attach
 from batchlab.plots.labels import OTHER_AXIS, axis_label, dataset_title, whole
 from batchlab.plots.select import along, datasets, recorded, require, series, valid
 from batchlab.plots.style import MUTED, SeriesStyle, new_figure, series_style, styled
@@ -91,8 +91,8 @@ def draw_series(
 ) -> End:
     """One series: a line over valid points, broken at invalid and missing ones; hollow markers where invalid.
 
-    Returns where it ends, for its label. UsageError where two points share an axis value: the frame then holds
-    more than one sweep, request rate or model, and a line through them would mean nothing.
+    Returns where it ends, for its label. UsageError where two points share an axis value: the frame then
+    holds more than one sweep, request rate or model, and a line through them would mean nothing.
     """
     twice = rows[axis][rows[axis].duplicated()]
     if len(twice):

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from batchlab.plots.against import fixed_at, limit_axis, missing_text, panel_title, panels, plain_log_y
-from batchlab.plots.caption import attach
+from batchlab.plots.captions import attach
 from batchlab.plots.labels import dataset_title
+from batchlab.plots.limits import fixed_at, limit_axis, missing_text, panel_title, panels, plain_log_y
 from batchlab.plots.select import SERIES, along, datasets, recorded, require, series, valid
 from batchlab.plots.style import MUTED, new_figure, series_style, styled
 
@@ -85,7 +85,7 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
 
 
 def at_every(rows: pd.DataFrame, axis: str, cells: pd.DataFrame) -> pd.DataFrame:
-    """The rows with an empty one at each axis value that has no valid repeat, so that no line bridges the gap."""
+    """The rows with an empty one at each axis value that has no valid repeat, so that lines break."""
     every = pd.DataFrame({axis: sorted(cells[axis].dropna().unique())})
     return every.merge(rows, on=axis, how="left")
 

@@ -36,6 +36,13 @@ def sample(rows: pd.DataFrame) -> str:
     return f"n = {repeats} × {requests} requests" if repeats else f"n = {requests} requests"
 
 
+def counted(found: list[str]) -> str:
+    """ "late client ×2, wrong length ×1": the most frequent first, at most three."""
+    common = Counter(found).most_common()
+    shown = [f"{reason} ×{count}" for reason, count in common[:3]]
+    return ", ".join(shown + ([f"{len(common) - 3} more reasons"] if len(common) > 3 else []))
+
+
 def describe(rows: pd.DataFrame, engine: str, evidence: str, transport: Any) -> str:
     """One series: "measured, vLLM 0.32.0, HTTP, AMD EPYC, n = 3 × 64 requests"."""
     done = rows[recorded(rows)]
@@ -62,10 +69,13 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
     parts = list(dict.fromkeys(shown)) or ["no cell recorded yet"]
     if "n" in frame and (frame.loc[recorded(frame), "n"] > 1).any():
         parts.append("bars: 95% interval over repeats")
-    bad = int((recorded(frame) & ~valid(frame)).sum())
-    if bad:
-        counted = ", ".join(f"{reason} ×{count}" for reason, count in Counter(reasons(frame)).most_common())
-        parts.append(f"{invalid}: {bad} invalid ({counted})")
+    done, good = recorded(frame), valid(frame)
+    bad = frame[done & ~good]
+    if len(bad):
+        parts.append(f"{invalid}: {len(bad)} invalid ({counted(reasons(bad))})")
+    if "invalid" in frame and (dropped := int(frame.loc[good, "invalid"].fillna(0).sum())):
+        repeats = f"{dropped} invalid repeat{'s' * (dropped != 1)}"
+        parts.append(f"left out: {repeats} ({counted(reasons(frame[good]))})")
     missing = int((~recorded(frame)).sum())
     if missing:
         parts.append(f"{missing} of {len(frame)} not recorded")

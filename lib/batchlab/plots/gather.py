@@ -1,0 +1,42 @@
+"""From cells (a row a repeat) to the points that figures show (a row a point), missing ones included."""
+
+from typing import Any
+
+import pandas as pd
+
+from batchlab import metrics, study
+from batchlab.plots.captions import texts
+from batchlab.plots.select import reasons, recorded
+
+KEPT = ("machine", "commit")
+
+
+def points(cells: pd.DataFrame) -> pd.DataFrame:
+    """`study.aggregate` of the cells, in the plan's order, and a row for each point without a recorded cell.
+
+    Besides aggregate's columns: `recorded` (bool), `machine` and `commit` (distinct values, joined),
+    `reasons` (a list, every reason of every invalid repeat). `n` is 0 for a point that is not recorded.
+    """
+    by = [c for c in study.POINT if c in cells]
+    if cells.empty:
+        return pd.DataFrame(columns=[*by, "recorded", "valid", "n"])
+    once = cells.drop_duplicates("cell") if "cell" in cells else cells
+    averaged = study.aggregate(once, by=by)
+    figures = {key(row, by): row for row in averaged.to_dict("records")}
+    rows: list[dict[str, Any]] = []
+    for _, group in once.groupby(by, dropna=False, sort=False):
+        point = dict(zip(by, group[by].iloc[0], strict=True))
+        done = group[recorded(group)]
+        planned = {"n": 0, "valid": False, "num_requests": group["num_requests"].iloc[0]}
+        row = point | figures.get(key(point, by), planned)
+        row |= {"recorded": not done.empty, "reasons": reasons(group)}
+        rows.append(row | {c: texts(done, c) or None for c in KEPT})
+    measured = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k != "invalid_reasons"]
+    told = ["n", "num_requests", "recorded", "reasons", *KEPT]
+    columns = dict.fromkeys([*by, *averaged, *measured, *told])
+    return pd.DataFrame(rows, columns=list(columns))
+
+
+def key(row: Any, by: list[str]) -> tuple[str, ...]:
+    """A point's coordinates in a form in which null equals null."""
+    return tuple("" if row[c] is None or pd.isna(row[c]) else str(row[c]) for c in by)
