@@ -1,0 +1,69 @@
+"""A cell: one measured point, and its name, which is a hash of exactly what it measures."""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One point of a study.
+
+    `dataset`, `arrival` and `engine_options` are the scenario's validated values; `request_rate` is requests a second, None when
+    all requests are sent at once.
+    """
+
+    engine: str
+    engine_version: str
+    model: str
+    hardware: str
+    transport: str
+    max_batch_size: int
+    max_num_tokens: int
+    dataset: dict[str, Any] = field(hash=False)
+    num_requests: int
+    request_rate: float | None
+    arrival: dict[str, Any] | None = field(hash=False)
+    engine_options: dict[str, Any] = field(hash=False)
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """12 hexadecimal digits: the SHA-256 of the cell's canonical JSON, cut."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    def launch_key(self) -> tuple[str, ...]:
+        """What cannot change while an engine runs: cells with the same key share one warm engine."""
+        return (self.engine, self.engine_version, self.model, self.hardware, self.transport,
+                json.dumps(self.engine_options, sort_keys=True))
+
+    def describe(self) -> str:
+        """One line for a person who waits."""
+        rate = "all at once" if self.request_rate is None else f"{self.request_rate:g} req/s"
+        return (f"{self.engine} {self.transport} batch {self.max_batch_size}, tokens {self.max_num_tokens}, "
+                f"{shape(self.dataset)}, {rate}, seed {self.seed}")
+
+
+def shape(dataset: dict[str, Any]) -> str:
+    """A dataset's lengths in a few characters."""
+    if dataset["kind"] == "fixed":
+        return f"{dataset['input_len']} in/{dataset['output_len']} out"
+    return dataset["kind"]
+
+
+def mean_lengths(dataset: dict[str, Any]) -> tuple[float, float]:
+    """Expected (input, output) tokens of a request, for estimates only."""
+    kind = dataset["kind"]
+    if kind == "fixed":
+        return dataset["input_len"], dataset["output_len"]
+    if kind == "uniform":
+        return tuple((dataset[k]["low"] + dataset[k]["high"]) / 2 for k in ("input_len", "output_len"))
+    if kind == "lognormal":
+        return tuple(min(dataset[k]["median"] * 2.718281828 ** (dataset[k]["sigma"] ** 2 / 2), dataset[k]["max"])
+                     for k in ("input_len", "output_len"))
+    if kind == "mixed":
+        total = sum(p["weight"] for p in dataset["parts"])
+        return tuple(sum(p["weight"] * p[k] for p in dataset["parts"]) / total for k in ("input_len", "output_len"))
+    return 1024.0, 256.0

@@ -1,0 +1,56 @@
+"""Run a command that must not outlive whoever started it.
+
+`python supervise.py LOG COMMAND ...` starts the command in a process group of its own, its output appended to LOG. When this
+process's standard input ends (because the starter closed it, or was killed) or SIGTERM comes, the whole group gets SIGTERM and, after ten
+seconds, SIGKILL. Exits with the command's status. Standard library only: it may run under an engine's Python.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+GRACE_S = 10.0
+
+
+def group_alive(group: int) -> bool:
+    """Whether any process of the group still runs (zombies of ours are reaped by the caller)."""
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def stop_group(child: subprocess.Popen, grace_s: float = GRACE_S) -> None:
+    """SIGTERM to the group, then SIGKILL to whatever is left of it after the grace."""
+    for sign, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, 5.0)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, sign)
+        deadline = time.monotonic() + patience_s
+        while time.monotonic() < deadline:
+            child.poll()
+            if child.returncode is not None and not group_alive(child.pid):
+                return
+            time.sleep(0.05)
+
+
+def main(log_path: str, *command: str) -> int:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    with open(log_path, "ab") as log:
+        child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while child.poll() is None:
+            readable, _, _ = select.select([0], [], [], 0.2)
+            if readable and not os.read(0, 4096):
+                break
+    finally:
+        stop_group(child)
+    return child.returncode if child.returncode is not None else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,74 @@
+"""How long a cell will take, for people who wait and for planning an expensive machine.
+
+A cell costs its engine steps and its tokens: seconds = a * steps + b * tokens + c. a, b and c are fitted by non-negative least squares to
+the cells already recorded for this engine, model and hardware; before there are any, stated guesses stand in.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import nnls
+
+from batchlab.cell import Cell, mean_lengths
+from batchlab.store import Store
+
+# seconds (a step, a token, a cell); CPU: tiny-llama on 2 cores of an EPYC; GPU: an 8B model in bf16 on one H100-class card
+GUESSES = {"cpu": (0.004, 0.00008, 1.5), "gpu": (0.008, 0.00002, 1.5)}
+START_S = {"cpu": 60.0, "gpu": 100.0}       # an engine's start, before one has been seen
+
+
+@dataclass(frozen=True, slots=True)
+class Estimator:
+    """Seconds for a cell, and for an engine's start. `fitted_on` counts the recorded cells behind it, 0 for a guess."""
+
+    coefficients: tuple[float, float, float]
+    start_s: float
+    fitted_on: int
+
+    def seconds(self, cell: Cell) -> float:
+        steps, tokens = work(cell)
+        a, b, c = self.coefficients
+        busy = a * steps + b * tokens + c
+        if cell.request_rate is None:
+            return busy
+        arriving = cell.num_requests / cell.request_rate
+        return max(busy, arriving + a * mean_lengths(cell.dataset)[1] + c)
+
+
+def work(cell: Cell) -> tuple[float, float]:
+    """Engine steps and tokens of a cell, from its lengths and limits alone."""
+    input_len, output_len = mean_lengths(cell.dataset)
+    waves = max(1.0, cell.num_requests / cell.max_batch_size)
+    tokens = cell.num_requests * (input_len + output_len)
+    return max(waves * output_len, tokens / cell.max_num_tokens), tokens
+
+
+def fit(store: Store, cells: list[Cell]) -> Estimator:
+    """An estimator from what the store already holds of these cells (all at once only: finite rates wait for arrivals)."""
+    kind = "cpu" if cells and cells[0].hardware == "cpu" else "gpu"
+    rows, seconds, starts = [], [], []
+    recorded = store.ids()
+    for cell in cells:
+        if cell.id not in recorded:
+            continue
+        try:
+            meta = store.meta(cell.id)
+            starts.append(meta["provenance"]["engine"]["start_s"])
+            if cell.request_rate is None:
+                seconds.append(meta["duration_s"])
+                rows.append([*work(cell), 1.0])
+        except (KeyError, TypeError):
+            continue
+    start_s = float(np.median(starts)) if starts else START_S[kind]
+    if len(rows) < 4:
+        return Estimator(GUESSES[kind], start_s, 0)
+    coefficients, _ = nnls(np.array(rows), np.array(seconds))
+    return Estimator(tuple(float(x) for x in coefficients), start_s, len(rows))
+
+
+def clock(seconds: float) -> str:
+    """Seconds as a person says them: 40 s, 3 min, 1 h 20 min."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

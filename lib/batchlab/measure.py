@@ -1,0 +1,166 @@
+"""Measure what is missing: one warm engine a group of cells, a cell at a time, each stored before the next begins."""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from batchlab import metrics, models, provenance, records, validity
+from batchlab.cell import Cell
+from batchlab.engines.vllm import VllmEngine
+from batchlab.errors import EngineError, UsageError
+from batchlab.plan import largest_limits
+from batchlab.progress import Progress
+from batchlab.scenario import Limits, Scenario
+from batchlab.store import DamagedCell, Store
+from batchlab.workload import Workload, build
+
+ENGINES = {"vllm": VllmEngine}
+WARM_UP_REQUESTS = 8
+RESTARTS = 2          # of an engine that dies while measuring, for each group of cells
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run did. `failures` are engines that could not start: (engine, reason, its last lines)."""
+
+    measured: int
+    invalid: int
+    failures: list[tuple[str, str, str]]
+
+
+def missing(cells: Iterable[Cell], store: Store, *, retry_invalid: bool = False,
+            tell: Any = lambda line: None) -> list[Cell]:
+    """The cells without a usable record. A damaged file is named, and its cell counts as missing."""
+    absent, ids = [], store.ids()
+    for cell in cells:
+        if cell.id not in ids:
+            absent.append(cell)
+            continue
+        try:
+            recorded = store.load(cell.id)
+        except DamagedCell as error:
+            tell(f"{error}; it is measured again")
+            absent.append(cell)
+            continue
+        if retry_invalid and recorded.meta["invalid_reasons"]:
+            absent.append(cell)
+    return absent
+
+
+def run(scenario: Scenario, wanted: list[Cell], every: list[Cell], store: Store, progress: Progress, *,
+        restart_each: bool = False) -> Outcome:
+    """Measure `wanted`. `every` is the scenario's whole plan: it sets the limits that engines are started with, so that a
+    resumed run measures on an engine that was started as the first run's was.
+
+    `restart_each` starts the engine anew for each cell, with that cell's limits: the slow way, for comparison.
+    """
+    measured, invalid, failures = 0, 0, []
+    order = {cell.id: n for n, cell in enumerate(wanted)}
+    groups = groupby(sorted(wanted, key=Cell.launch_key), key=Cell.launch_key)
+    with store.writing():
+        for key, members in sorted(((k, list(m)) for k, m in groups), key=lambda g: order[g[1][0].id]):
+            siblings = [c for c in every if c.launch_key() == key]
+            for batch in ([[c] for c in members] if restart_each else [members]):
+                limits = largest_limits(batch if restart_each else siblings)
+                try:
+                    done, bad = _group(scenario, sorted(batch, key=lambda c: order[c.id]), limits, store, progress)
+                except EngineError as error:
+                    failures.append((key[0], error.reason, error.tail))
+                    progress.failed(error.reason, len(batch))
+                    continue
+                measured, invalid = measured + done, invalid + bad
+    return Outcome(measured, invalid, failures)
+
+
+def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, progress: Progress) -> tuple[int, int]:
+    """Measure cells that share an engine. A death costs the cell that it came in, and a restart."""
+    first = cells[0]
+    model = models.materialize(first.model)
+    log = store.folder / f".{first.engine}-{first.transport}.log"
+    engine = ENGINES[first.engine](scenario.engines[first.engine], first.engine_options, model, first.transport, log=log)
+    queue, deaths, measured, invalid = list(cells), 0, 0, 0
+    try:
+        while queue:
+            if not engine.alive():
+                progress.starting(first, limits)
+                engine.start(limits, tick=progress.waiting)
+                progress.started(engine.start_s)
+                warmed: set[str] = set()
+            cell = queue[0]
+            progress.begin(cell)
+            try:
+                reasons = _cell(scenario, cell, engine, model, store, warmed, progress)
+            except EngineError as error:
+                deaths += 1
+                _save_failed(cell, error, engine, store)
+                engine.stop()
+                reasons = [error.reason]
+                if deaths > RESTARTS:
+                    raise EngineError(f"{error.reason} (death {deaths}; {len(queue) - 1} cells left out)", error.tail) from None
+            queue.pop(0)
+            measured, invalid = measured + 1, invalid + bool(reasons)
+            progress.end(cell, reasons)
+    finally:
+        engine.stop()
+    return measured, invalid
+
+
+def _workload(cell: Cell, model: models.ModelFiles, num_requests: int, nonce: str, rate: float | None) -> Workload:
+    longest = cell.engine_options.get("max_model_len")
+    return build(cell.dataset, num_requests=num_requests, request_rate=rate, arrival=cell.arrival if rate else None,
+                 seed=cell.seed, nonce=nonce, vocab_size=model.vocab_size, tokenizer=model.tokenizer, max_len=longest)
+
+
+def _cell(scenario: Scenario, cell: Cell, engine: VllmEngine, model: models.ModelFiles, store: Store, warmed: set[str],
+          progress: Progress) -> list[str]:
+    """One cell: new limits, a warm-up of the real shape, the replay, the checks, the record."""
+    engine.reconfigure(Limits(max_batch_size=cell.max_batch_size, max_num_tokens=cell.max_num_tokens))
+    shape = str(sorted(cell.dataset.items()))
+    count = WARM_UP_REQUESTS if shape not in warmed else 2
+    engine.replay(_workload(cell, model, count, f"{cell.id}/warm-up", None), timeout_s=scenario.cell_timeout_s, keep_chunks=False)
+    warmed.add(shape)
+    engine.take_trace(0, count)
+
+    workload = _workload(cell, model, cell.num_requests, cell.id, cell.request_rate)
+    concurrency = (cell.arrival or {}).get("concurrency")
+    started, load = time.time(), provenance.load_average()
+    with provenance.gpu_sampler() as gpu:
+        replayed = engine.replay(workload, timeout_s=scenario.cell_timeout_s, keep_chunks=scenario.keep_chunks,
+                                 concurrency=concurrency, progress=progress.requests)
+    traced = engine.take_trace(replayed.t0_ns, sum(row["error"] is None for row in replayed.rows))
+    rows = [row | traced.requests.get(row["index"], {}) for row in sorted(replayed.rows, key=lambda r: r["index"])]
+    requests = records.table(rows, records.REQUESTS)
+    iterations = records.table(traced.iterations, records.ITERATIONS)
+    frame = requests.to_pandas()
+    reasons = validity.reasons(cell, frame, iterations.to_pandas(), replayed.check, traced=True)
+    store.save(cell, {
+        "invalid_reasons": reasons, "checks": replayed.check, "duration_s": metrics.duration_s(frame),
+        "note": workload.note, "gpu": gpu.summary(),
+        "provenance": provenance.cell(engine.describe(), started, load),
+    }, requests, iterations)
+    return reasons
+
+
+def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Store) -> None:
+    """A cell in which the engine died: recorded as invalid with the reason, without rows."""
+    store.save(cell, {
+        "invalid_reasons": [error.reason], "checks": {}, "duration_s": 0.0, "note": None, "gpu": None, "engine_tail": error.tail,
+        "provenance": provenance.cell(engine.describe(), time.time(), provenance.load_average()),
+    }, records.table([], records.REQUESTS), records.table([], records.ITERATIONS))
+
+
+
+
+def obstacle(scenario: Scenario) -> str | None:
+    """Why this machine cannot measure the scenario, in one line; None when it can."""
+    here = provenance.hardware()
+    if here != scenario.hardware:
+        return f"{scenario.path}: asks for {scenario.hardware}, this machine is {here}; recorded cells can still be rendered here"
+    for name, spec in scenario.engines.items():
+        try:
+            ENGINES[name].find(spec.version)
+        except UsageError as error:
+            return str(error)
+    return None

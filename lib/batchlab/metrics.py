@@ -1,0 +1,192 @@
+"""What is measured, exactly. Every function takes the tables of records.py as pandas frames; times are seconds, results as named.
+
+For a request: `scheduled` (when the arrival process says it should go), `sent`, then for each chunk (time, tokens in it).
+
+* TTFT  = first chunk that holds a token - scheduled. Queueing in a late client counts, as a user would feel it.
+* TPOT  = (last token - first token) / (n - k), n output tokens, k of them in the first chunk; null when n = k.
+* E2E   = last chunk that holds a token - scheduled.
+* Output throughput = output tokens of completed requests / (last token - first send).
+* Running batch size = mean over engine iterations of the requests scheduled in them.
+
+A failed or tokenless request has no TTFT, TPOT or E2E: null, never 0.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+# the summary's keys, in order; null where one does not apply
+SUMMARY_KEYS = (
+    "output_throughput_tok_s", "request_throughput_req_s", "ttft_mean_ms", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms",
+    "tpot_mean_ms", "tpot_p50_ms", "tpot_p90_ms", "tpot_p99_ms", "tpot_min_ms", "tpot_max_ms", "e2e_p50_ms", "e2e_p90_ms", "e2e_p99_ms",
+    "running_batch_mean", "batch_efficiency", "kv_use_peak", "preemptions", "gpu_memory_peak_gib", "completed", "failed",
+    "duration_s", "valid", "invalid_reasons",
+)
+# further figures of a cell, in the same object
+EXTRA_KEYS = ("steady_throughput_tok_s", "steady_window_s", "running_batch_time_mean", "itl_p50_ms", "itl_p99_ms",
+              "itl_max_ms", "output_throughput_ci_tok_s", "tpot_engine_mean_ms", "ttft_sent_p50_ms", "iterations")
+PLATEAU = 0.9      # of the largest running batch: where the steady window begins and ends
+BATCHES = 8        # for the method of batch means
+
+
+def completed(requests: pd.DataFrame) -> pd.Series:
+    """Which requests ended as asked: no error and at least one token. A boolean a row."""
+    return requests["error"].isna() & (requests["tokens"] > 0)
+
+
+def ttft_ms(requests: pd.DataFrame) -> pd.Series:
+    """Milliseconds from the scheduled time to the first token, NaN for requests that failed."""
+    return (1000.0 * (requests["first_s"] - requests["scheduled_s"])).where(completed(requests))
+
+
+def tpot_ms(requests: pd.DataFrame) -> pd.Series:
+    """Milliseconds a token after the first chunk, NaN for failed requests and for those with one chunk."""
+    later = requests["tokens"] - requests["first_tokens"]
+    span_ms = 1000.0 * (requests["last_s"] - requests["first_s"])
+    return (span_ms / later.where(later > 0)).where(completed(requests))
+
+
+def e2e_ms(requests: pd.DataFrame) -> pd.Series:
+    """Milliseconds from the scheduled time to the last token, NaN for failed requests."""
+    return (1000.0 * (requests["last_s"] - requests["scheduled_s"])).where(completed(requests))
+
+
+def duration_s(requests: pd.DataFrame) -> float:
+    """Last token of a completed request - first send, NaN when nothing was completed."""
+    return requests.loc[completed(requests), "last_s"].max() - requests["sent_s"].min()
+
+
+def goodput_req_s(requests: pd.DataFrame, *, ttft_limit_ms: float | None = None, tpot_limit_ms: float | None = None,
+                  e2e_limit_ms: float | None = None) -> float:
+    """Requests a second that meet every given limit. A missing metric misses its limit, except a request of one token, which
+    has no TPOT to miss."""
+    good = completed(requests)
+    for values, limit in ((ttft_ms(requests), ttft_limit_ms), (e2e_ms(requests), e2e_limit_ms)):
+        if limit is not None:
+            good &= values <= limit
+    if tpot_limit_ms is not None:
+        single = completed(requests) & (requests["tokens"] == requests["first_tokens"]) & (requests["output_len"] == 1)
+        good &= (tpot_ms(requests) <= tpot_limit_ms) | single
+    span = duration_s(requests)
+    return float(good.sum() / span) if span > 0 else 0.0
+
+
+def step_durations_s(iterations: pd.DataFrame) -> np.ndarray:
+    """How long each iteration held the engine: to its output, from the later of its scheduling and the previous output.
+
+    With asynchronous scheduling an iteration is scheduled while the one before it still runs.
+    """
+    output = iterations["output_s"].to_numpy()
+    before = np.concatenate([[-np.inf], output[:-1]])
+    return output - np.maximum(iterations["scheduled_s"].to_numpy(), before)
+
+
+def running_batch(iterations: pd.DataFrame) -> tuple[float, float]:
+    """Mean running batch size over iterations, and weighted by the time that each took (idle time counts as 0)."""
+    if iterations.empty:
+        return math.nan, math.nan
+    running = iterations["running"].to_numpy(float)
+    span = iterations["output_s"].iloc[-1] - iterations["scheduled_s"].iloc[0]
+    weighted = float((running * step_durations_s(iterations)).sum() / span) if span > 0 else math.nan
+    return float(running.mean()), weighted
+
+
+def steady_window(iterations: pd.DataFrame) -> tuple[float, float] | None:
+    """From the first to the last iteration whose running batch is at least 90% of the largest; None without iterations."""
+    if iterations.empty:
+        return None
+    high = iterations["running"] >= PLATEAU * iterations["running"].max()
+    at = iterations.index[high]
+    return float(iterations.loc[at[0], "output_s"]), float(iterations.loc[at[-1], "output_s"])
+
+
+def steady_throughput_tok_s(requests: pd.DataFrame, iterations: pd.DataFrame) -> tuple[float, float]:
+    """Output tokens a second inside the steady window, by the engine's own account, and the window's length in seconds.
+
+    An iteration yields a token for each decode token, and one for each prompt that it completes.
+    """
+    window = steady_window(iterations)
+    if window is None or window[1] <= window[0]:
+        return math.nan, math.nan
+    start, end = window
+    inside = iterations[(iterations["output_s"] > start) & (iterations["output_s"] <= end)]
+    first = requests["engine_first_s"]
+    tokens = inside["decode_tokens"].sum() + ((first > start) & (first <= end)).sum()
+    return float(tokens / (end - start)), end - start
+
+
+def batch_means_ci(iterations: pd.DataFrame) -> float:
+    """Half-width of a 95% interval of the steady decode throughput (tok/s) within one run, by batch means.
+
+    Iterations of a run are correlated, so the window is cut into 8 batches and the batches' means are treated as independent
+    (Law and Kelton, Simulation Modeling and Analysis, the method of batch means).
+    """
+    window = steady_window(iterations)
+    if window is None:
+        return math.nan
+    inside = iterations[(iterations["output_s"] > window[0]) & (iterations["output_s"] <= window[1])]
+    if len(inside) < 4 * BATCHES:
+        return math.nan
+    edges = np.linspace(window[0], window[1], BATCHES + 1)
+    tokens, _ = np.histogram(inside["output_s"], edges, weights=inside["decode_tokens"])
+    rates = tokens / np.diff(edges)
+    return float(stats.t.ppf(0.975, BATCHES - 1) * rates.std(ddof=1) / math.sqrt(BATCHES))
+
+
+def summary(requests: pd.DataFrame, iterations: pd.DataFrame, *, max_batch_size: int | None, gpu_memory_peak_gib: float | None = None,
+            invalid_reasons: list[str] | None = None) -> dict[str, Any]:
+    """The figures of one cell: SUMMARY_KEYS and EXTRA_KEYS, None where one does not apply."""
+    good = completed(requests)
+    ttft, tpot, e2e = ttft_ms(requests), tpot_ms(requests), e2e_ms(requests)
+    span = duration_s(requests)
+    batch_mean, batch_time_mean = running_batch(iterations)
+    steady, window = steady_throughput_tok_s(requests, iterations)
+    engine_span = requests["engine_last_s"] - requests["engine_first_s"]
+    engine_tpot = 1000.0 * engine_span / (requests["tokens"] - 1).where(requests["tokens"] > 1)
+    values: dict[str, Any] = {
+        "output_throughput_tok_s": requests.loc[good, "tokens"].sum() / span if span > 0 else None,
+        "request_throughput_req_s": good.sum() / span if span > 0 else None,
+        "ttft_mean_ms": ttft.mean(), "tpot_mean_ms": tpot.mean(), "tpot_min_ms": tpot.min(), "tpot_max_ms": tpot.max(),
+        "running_batch_mean": batch_mean, "running_batch_time_mean": batch_time_mean,
+        "batch_efficiency": batch_mean / max_batch_size if max_batch_size else None,
+        "kv_use_peak": iterations["kv_use"].max() if len(iterations) else None,
+        "preemptions": int(iterations["preemptions"].sum()) if len(iterations) else None,
+        "gpu_memory_peak_gib": gpu_memory_peak_gib, "completed": int(good.sum()), "failed": int((~good).sum()),
+        "duration_s": span, "valid": not invalid_reasons, "invalid_reasons": list(invalid_reasons or []),
+        "steady_throughput_tok_s": steady, "steady_window_s": window,
+        "itl_p50_ms": requests.loc[good, "itl_p50_ms"].median(), "itl_p99_ms": requests.loc[good, "itl_p99_ms"].median(),
+        "itl_max_ms": requests.loc[good, "itl_max_ms"].max(), "output_throughput_ci_tok_s": batch_means_ci(iterations),
+        "tpot_engine_mean_ms": engine_tpot.where(good).mean(),
+        "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
+        "iterations": len(iterations),
+    }
+    for name, series in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
+        values |= {f"{name}_p{q}_ms": series.quantile(q / 100) for q in (50, 90, 99)}
+    return {key: _plain(values[key]) for key in (*SUMMARY_KEYS, *EXTRA_KEYS)}
+
+
+def _plain(value: Any) -> Any:
+    """JSON has no NaN, and NumPy's numbers are not JSON's."""
+    if isinstance(value, bool | list | str) or value is None:
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    number = float(value)
+    if not math.isfinite(number):
+        return None
+    return int(value) if isinstance(value, int | np.integer) else round(number, 6)
+
+
+def interval(values: np.ndarray) -> tuple[float, float, float]:
+    """Mean and 95% t interval of independent repeats; the interval is NaN for fewer than two."""
+    values = values[~np.isnan(values)]
+    if not len(values):
+        return math.nan, math.nan, math.nan
+    mean = float(values.mean())
+    if len(values) < 2:
+        return mean, math.nan, math.nan
+    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return mean, mean - half, mean + half
