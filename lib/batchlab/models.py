@@ -109,7 +109,8 @@ def materialize(model: str) -> ModelFiles:
         return ModelFiles(Path(model), model, _vocab_size(config, model), False)
     if not any(next(folder.glob(pattern), None) for pattern in WEIGHTS):
         raise UsageError(f"model folder {folder}: no weights (*.safetensors) in it; put them there, or copy "
-                         "its config.json to data/models/NAME/ and use NAME to run the shape with random weights")
+                         "its config.json to data/models/NAME/ and use NAME to run the shape with "
+                         "random weights")
     return ModelFiles(folder, folder.name, _vocab_size(_json(folder / "config.json"), str(folder)), False)
 
 
@@ -214,8 +215,8 @@ def _download(model: str, file: str) -> str:
     except Exception as error:     # many kinds: no such id, gated, offline, no huggingface_hub
         why = " ".join(str(error).split())[:160]
         raise UsageError(f"model {model}: no such folder in {paths.ROOT}, and {file} cannot be had from "
-                         f"Hugging Face ({why}); correct the name, set HF_TOKEN for a gated model, or give a local "
-                         "folder") from None
+                         f"Hugging Face ({why}); correct the name, set HF_TOKEN for a gated model, or give a "
+                         "local folder") from None
 
 
 def _json(path: Path) -> dict[str, Any]:
