@@ -31,7 +31,7 @@ def counts(cells: pd.DataFrame) -> Counts:
 
 
 def interval(row: pd.Series, metric: str) -> str:
-    """"1,240 ± 30", both to the value's last digit; the value alone where it has no interval."""
+    """ "1,240 ± 30", both to the value's last digit; the value alone where it has no interval."""
     value, reach = row[metric], (row.get(f"{metric}_hi", np.nan) - row.get(f"{metric}_lo", np.nan)) / 2
     if not np.isfinite(reach):
         return number(value)
