@@ -1,0 +1,73 @@
+"""Puts lengths, arrival times and prompts together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from batchlab.errors import UsageError
+from batchlab.workload.arrivals import arrival_times
+from batchlab.workload.lengths import draw_lengths, fit
+from batchlab.workload.prompts import IdPrompts, TextPrompts
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """scheduled_s: offset from t0, unused in a closed loop; prompt_ids: what the engine's tokenizer makes
+    of the prompt, special tokens included; prompt_text: None without a tokenizer."""
+
+    index: int
+    scheduled_s: float
+    prompt_ids: Sequence[int]
+    prompt_text: str | None
+    output_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """note: what was changed to make the dataset fit, in one line; concurrency: of a closed loop."""
+
+    requests: list[Request]
+    note: str | None = None
+    concurrency: int | None = None
+
+
+def build(
+    dataset: dict,
+    *,
+    num_requests: int,
+    request_rate: float | None,
+    arrival: dict | None = None,
+    seed: int,
+    nonce: str,
+    vocab_size: int,
+    tokenizer: "Tokenizer | None" = None,
+    max_len: int | None = None,
+) -> Workload:
+    """The workload of one cell.
+
+    Lengths and arrival times follow from (dataset, arrival, request_rate, seed): cells that differ in a
+    limit only get the same load. Prompts follow from (seed, nonce, index) and differ from their first ids
+    on, because prefix caches
+    hash blocks from the start: a nonce of its own for each cell and repeat keeps one from hitting another's
+      cache.
+
+    request_rate: requests a second, None for all at once. vocab_size: ids are drawn below it, and not from
+    0..3 or the tokenizer's special tokens. tokenizer: a `tokenizers.Tokenizer`; with it prompts have text
+    that encodes to exactly input_len tokens, those included that it adds itself. max_len: the engine's
+    limit on prompt + output. UsageError names what does not fit and the mend.
+    """
+    if num_requests < 1:
+        raise UsageError(f"num_requests {num_requests} must be at least 1")
+    lengths, note = fit(draw_lengths(dataset, num_requests, seed), dataset, max_len)
+    times, concurrency = arrival_times(arrival, request_rate, len(lengths), seed)
+    prompts = (
+        TextPrompts(tokenizer, vocab_size, seed, nonce) if tokenizer else IdPrompts(vocab_size, seed, nonce)
+    )
+    requests = []
+    for index, ((input_len, output_len), at) in enumerate(zip(lengths, times, strict=True)):
+        ids, text = prompts.make(index, input_len)
+        requests.append(Request(index, float(at), ids, text, output_len))
+    return Workload(requests, note, concurrency)
