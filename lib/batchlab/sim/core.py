@@ -1,0 +1,212 @@
+"""The simulation: iterations one after another, many at once where nothing can change.
+
+Time belongs to the policy's pipeline. Iteration m is scheduled when iteration m - schedule_lag has given its output (or when a
+request arrives at an idle engine), and runs when iteration m - 1 has ended. Ends are noticed by the schedule finish_lag
+iterations later.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from batchlab.sim.policies.base import Policy, Step
+from batchlab.sim.state import Sequence
+
+
+class StepTimes(Protocol):
+    """Durations of iterations on one machine, in seconds."""
+
+    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
+        """One iteration. `prefills`: (new tokens, tokens before them) of each prompt piece; `context_tokens`: KV of the decoding ones."""
+
+    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+        """`steps` decode iterations of the same sequences, whose contexts grow by one token each: float64 (steps,)."""
+
+    def swap_s(self, tokens: int) -> float:
+        """Moving the KV of so many tokens between card and host."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverheads:
+    """Time of the host that the operator tables do not hold. All 0 means: not fitted."""
+
+    step_us: float = 0.0      # each iteration
+    token_us: float = 0.0     # each output token of an iteration
+    request_us: float = 0.0   # each request, one after another, between sending and the engine's queue
+
+    @property
+    def fitted(self) -> bool:
+        return any((self.step_us, self.token_us, self.request_us))
+
+
+@dataclass(slots=True)
+class Trace:
+    """What happened. A part is a run of iterations on one plan: some columns hold a number a part, some an array a part."""
+
+    lengths: list[int] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    admitted: list[int] = field(default_factory=list)
+    prefill_tokens: list[int] = field(default_factory=list)
+    decode_tokens: list[int] = field(default_factory=list)
+    preemptions: list[int] = field(default_factory=list)   # in the part's first iteration
+    scheduled_s: list[np.ndarray] = field(default_factory=list)
+    output_s: list[np.ndarray] = field(default_factory=list)
+    kv_use: list[np.ndarray] = field(default_factory=list)
+    waiting: list[np.ndarray] = field(default_factory=list)
+    iterations: int = 0
+
+    def column(self, name: str) -> np.ndarray:
+        """A column, one value an iteration."""
+        parts = getattr(self, name)
+        if not parts:
+            return np.empty(0)
+        if isinstance(parts[0], np.ndarray):
+            return np.concatenate(parts)
+        values = np.repeat(parts, self.lengths)
+        if name == "preemptions":
+            first = np.cumsum(self.lengths) - self.lengths
+            values[np.setdiff1d(np.arange(len(values)), first)] = 0
+        return values
+
+
+class Simulation:
+    """One run of a policy over step times. `follow_up(sequence, end_s)` may return the next request of a closed loop."""
+
+    def __init__(self, policy: Policy, times: StepTimes, host: HostOverheads, arrivals: list[tuple[float, Sequence]],
+                 follow_up: Callable[[Sequence, float], tuple[float, Sequence] | None] | None = None) -> None:
+        self.policy, self.times, self.host = policy, times, host
+        self.follow_up = follow_up
+        self.trace = Trace()
+        self.events = [(at, seq.index, seq) for at, seq in arrivals]
+        heapq.heapify(self.events)
+        self.frontend_s = 0.0
+        self.queued: list[float] = []           # arrival times at the engine, in order
+        self.queue: deque[Sequence] = deque()   # arrived at the front end, not yet seen by a schedule
+        self.outputs = deque([0.0] * policy.schedule_lag, maxlen=policy.schedule_lag)
+        self.pending: deque[tuple[int, float, list[Sequence]]] = deque()   # (iteration, its output, sequences that ended in it)
+        self.now = 0.0
+        self.taken = 0                          # arrivals handed to the policy
+
+    def run(self) -> Trace:
+        policy = self.policy
+        while True:
+            self.now = max(self.now, self.outputs[0])
+            self._notice_ends(self.trace.iterations - policy.finish_lag)
+            self._take_arrivals()
+            step = policy.schedule()
+            self._collect_rejected()
+            if step is not None:
+                self._execute(step)
+            elif self.pending:
+                self.now = max(self.now, self.pending[0][1])
+                self._notice_ends(self.pending[0][0])
+            elif self._next_arrival() is None:
+                return self.trace
+            else:
+                self.now = max(self.now, self._next_arrival())
+
+    # -- arrivals and ends --------------------------------------------------------------------------------------------
+
+    def _next_arrival(self) -> float | None:
+        """When the next request reaches the engine's queue. Requests pass the front end one after another."""
+        while self.events and not self.queue:
+            self._pass_front_end()
+        return self.queue[0].queued_s if self.queue else None
+
+    def _pass_front_end(self) -> None:
+        at, _, seq = heapq.heappop(self.events)
+        self.frontend_s = max(self.frontend_s, at) + self.host.request_us * 1e-6
+        seq.queued_s = self.frontend_s
+        self.queue.append(seq)
+
+    def _take_arrivals(self) -> None:
+        while (at := self._next_arrival()) is not None and at <= self.now:
+            seq = self.queue.popleft()
+            self.queued.append(at)
+            self.policy.add(seq)
+            self._collect_rejected()
+
+    def _collect_rejected(self) -> None:
+        for seq in self.policy.rejected:
+            self._follow(seq, self.now)
+        self.policy.rejected.clear()
+
+    def _notice_ends(self, iteration: int) -> None:
+        while self.pending and self.pending[0][0] <= iteration:
+            for seq in self.pending.popleft()[2]:
+                self.policy.retire(seq)
+
+    def _follow(self, seq: Sequence, end_s: float) -> None:
+        if self.follow_up and (following := self.follow_up(seq, end_s)):
+            heapq.heappush(self.events, (following[0], following[1].index, following[1]))
+
+    # -- iterations ---------------------------------------------------------------------------------------------------
+
+    def _execute(self, step: Step) -> None:
+        policy = self.policy
+        decodes, context = (len(policy.decodes), policy.decodes.context_tokens) if step.decodes else (0, 0)
+        prefilled = sum(tokens for _, tokens, _ in step.prefills)
+        steps = step.group
+        if decodes and not step.prefills and not self.pending:
+            steps = max(steps, policy.steady_steps(step))
+        if steps == 1:
+            durations = np.array([self.times.step_s([(n, before) for _, n, before in step.prefills], decodes, context)])
+        else:
+            durations = self.times.decode_run_s(decodes, context, steps)
+        durations += (self.host.step_us + self.host.token_us * (decodes + len(policy.joining))) * 1e-6
+        if step.swapped_blocks:
+            durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
+        outputs = max(self.now, self.outputs[-1]) + np.cumsum(durations)
+        scheduled = self._schedule_times(outputs, step.group)
+        if steps > step.group and policy.heeds_arrivals() and (arrival := self._next_arrival()) is not None:
+            # an arrival changes the first plan that is made after it
+            steps = max(step.group, int(np.searchsorted(scheduled, arrival)))
+            outputs, scheduled = outputs[:steps], scheduled[:steps]
+        self._record(step, scheduled, outputs, decodes, prefilled)
+        self._finish(step, outputs)
+
+    def _schedule_times(self, outputs: np.ndarray, group: int) -> np.ndarray:
+        """When each of these iterations is planned: float64 (steps,)."""
+        earlier = np.array([self.now, *list(self.outputs)[1:]])
+        scheduled = np.maximum(np.concatenate([earlier, outputs])[:len(outputs)], self.now)
+        return scheduled[np.arange(len(outputs)) // group * group] if group > 1 else scheduled
+
+    def _record(self, step: Step, scheduled: np.ndarray, outputs: np.ndarray, decodes: int, prefilled: int) -> None:
+        trace, policy = self.trace, self.policy
+        trace.lengths.append(len(outputs))
+        trace.running.append(decodes + len(step.prefills))
+        trace.admitted.append(policy.holding)
+        trace.prefill_tokens.append(prefilled)
+        trace.decode_tokens.append(decodes)
+        trace.preemptions.append(step.preempted)
+        trace.scheduled_s.append(scheduled)
+        trace.output_s.append(outputs)
+        trace.kv_use.append(policy.kv_use(step, len(outputs)))
+        trace.waiting.append(self._waiting(scheduled))
+
+    def _waiting(self, scheduled: np.ndarray) -> np.ndarray:
+        """Requests in the queue at each plan, those included that arrive during a run of iterations."""
+        waiting = np.full(len(scheduled), self.policy.queue_length)
+        if len(scheduled) > 1:
+            while self.events and self.frontend_s <= scheduled[-1] and self.events[0][0] <= scheduled[-1]:
+                self._pass_front_end()
+            waiting += np.searchsorted([seq.queued_s for seq in self.queue], scheduled, side="right")
+        return waiting
+
+    def _finish(self, step: Step, outputs: np.ndarray) -> None:
+        policy, trace, steps = self.policy, self.trace, len(outputs)
+        joined = set(policy.joining)
+        for seq in policy.joining:
+            seq.spans.append((-1, trace.iterations))
+        first_tick = policy.decodes.tick
+        ended = policy.advance(step, steps)
+        for seq in ended:
+            self._follow(seq, float(outputs[-1 if seq in joined else seq.end_tick - first_tick - 1]))
+        trace.iterations += steps
+        if ended:
+            self.pending.append((trace.iterations - 1, float(outputs[-1]), ended))
+        self.outputs.extend(outputs[-policy.schedule_lag:].tolist())
