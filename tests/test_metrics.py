@@ -14,8 +14,19 @@ NO_ITERATIONS = records.table([], records.ITERATIONS).to_pandas()
 
 
 def request(index=0, scheduled=0.0, sent=0.0, first=1.0, last=2.0, tokens=11, k=1, **more):
-    row = {"index": index, "input_len": 5, "output_len": tokens, "scheduled_s": scheduled, "sent_s": sent, "first_s": first, "last_s": last,
-           "end_s": last, "tokens": tokens, "first_tokens": k, "chunks": tokens - k + 1}
+    row = {
+        "index": index,
+        "input_len": 5,
+        "output_len": tokens,
+        "scheduled_s": scheduled,
+        "sent_s": sent,
+        "first_s": first,
+        "last_s": last,
+        "end_s": last,
+        "tokens": tokens,
+        "first_tokens": k,
+        "chunks": tokens - k + 1,
+    }
     return row | more
 
 
@@ -25,18 +36,34 @@ def frame(*rows):
 
 def iterations(*rows):
     """(scheduled_s, output_s, running, prefill_tokens, decode_tokens) a row."""
-    return records.table([
-        {"scheduled_s": s, "output_s": o, "running": n, "admitted": n, "waiting": 0, "prefill_tokens": p, "decode_tokens": d, "kv_use": 0.5,
-         "preemptions": 0, "max_batch_size": 8, "max_num_tokens": 64} for s, o, n, p, d in rows], records.ITERATIONS).to_pandas()
+    return records.table(
+        [
+            {
+                "scheduled_s": s,
+                "output_s": o,
+                "running": n,
+                "admitted": n,
+                "waiting": 0,
+                "prefill_tokens": p,
+                "decode_tokens": d,
+                "kv_use": 0.5,
+                "preemptions": 0,
+                "max_batch_size": 8,
+                "max_num_tokens": 64,
+            }
+            for s, o, n, p, d in rows
+        ],
+        records.ITERATIONS,
+    ).to_pandas()
 
 
 def test_ttft_is_counted_from_the_schedule_not_from_the_send():
-    late = frame(request(scheduled=0.0, sent=0.7, first=1.0))     # vllm 54101: a late client hides queueing
+    late = frame(request(scheduled=0.0, sent=0.7, first=1.0))  # vllm 54101: a late client hides queueing
     assert metrics.ttft_ms(late)[0] == pytest.approx(1000.0)
 
 
 def test_tpot_leaves_out_the_first_chunk_and_counts_tokens_not_chunks():
-    merged = frame(request(first=1.0, last=2.0, tokens=11, k=3, chunks=2))   # vllm 27485: two chunks, eleven tokens
+    merged = frame(request(first=1.0, last=2.0, tokens=11, k=3, chunks=2))  # vllm 27485: two chunks, eleven tokens
     assert metrics.tpot_ms(merged)[0] == pytest.approx(1000.0 / 8)
 
 
@@ -54,8 +81,12 @@ def test_a_failed_request_has_no_latency_and_adds_no_tokens():
 
 
 def test_nothing_completed_is_null_never_zero():
-    summary = metrics.summary(frame(request(error="no", first=None, last=None, tokens=0)), NO_ITERATIONS, max_batch_size=8)
-    nulls = [k for k in metrics.SUMMARY_KEYS if k.startswith(("ttft", "tpot", "e2e", "output_", "request_", "duration"))]
+    summary = metrics.summary(
+        frame(request(error="no", first=None, last=None, tokens=0)), NO_ITERATIONS, max_batch_size=8
+    )
+    nulls = [
+        k for k in metrics.SUMMARY_KEYS if k.startswith(("ttft", "tpot", "e2e", "output_", "request_", "duration"))
+    ]
     assert all(summary[k] is None for k in nulls)
     assert summary["completed"] == 0 and summary["failed"] == 1
 
@@ -82,7 +113,7 @@ def test_idle_time_counts_as_an_empty_batch():
 
 
 def test_overlapped_scheduling_is_not_counted_twice():
-    overlapped = iterations((0.0, 1.0, 4, 0, 4), (0.1, 2.0, 4, 0, 4))     # scheduled while the first still runs
+    overlapped = iterations((0.0, 1.0, 4, 0, 4), (0.1, 2.0, 4, 0, 4))  # scheduled while the first still runs
     assert metrics.step_durations_s(overlapped).tolist() == pytest.approx([1.0, 1.0])
 
 
@@ -135,17 +166,17 @@ def test_properties_of_any_requests(rows):
     r = frame(*rows)
     ttft, tpot, e2e = metrics.ttft_ms(r), metrics.tpot_ms(r), metrics.e2e_ms(r)
     done = metrics.completed(r)
-    assert (ttft[done] > 0).all() and ttft[~done].isna().all()             # guidellm 216: never negative
+    assert (ttft[done] > 0).all() and ttft[~done].isna().all()  # guidellm 216: never negative
     assert (tpot.dropna() >= 0).all()
     later = (r["tokens"] - r["first_tokens"]).where(done)
     identity = ttft + tpot.fillna(0) * later.fillna(0)
-    assert np.allclose(identity[done], e2e[done], atol=1e-6)               # TTFT + TPOT * (n - k) = E2E
+    assert np.allclose(identity[done], e2e[done], atol=1e-6)  # TTFT + TPOT * (n - k) = E2E
     summary = metrics.summary(r, NO_ITERATIONS, max_batch_size=4)
     assert summary["completed"] + summary["failed"] == len(rows)
     if done.any():
         assert summary["ttft_p50_ms"] <= summary["ttft_p90_ms"] <= summary["ttft_p99_ms"]
     shuffled = metrics.summary(frame(*rows[::-1]), NO_ITERATIONS, max_batch_size=4)
-    assert all(_same(summary[k], shuffled[k]) for k in summary)            # the order of rows means nothing
+    assert all(_same(summary[k], shuffled[k]) for k in summary)  # the order of rows means nothing
 
 
 def _same(a, b):

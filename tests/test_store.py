@@ -11,22 +11,58 @@ import time
 import zipfile
 
 import pytest
-from test_scenario import GOOD
 
 from batchlab import measure, plan, records, scenario
 from batchlab.errors import UsageError
 from batchlab.store import DamagedCell, Store
+from test_scenario import GOOD
 
 CELLS = plan.unique(plan.expand(scenario.Scenario(name="x", path="x.yml", **GOOD)))
-META = {"invalid_reasons": [], "checks": {"chunks": 3}, "duration_s": 1.5, "note": None, "gpu": None, "provenance": {"commit": "abc"}}
+META = {
+    "invalid_reasons": [],
+    "checks": {"chunks": 3},
+    "duration_s": 1.5,
+    "note": None,
+    "gpu": None,
+    "provenance": {"commit": "abc"},
+}
 
 
 def tables(n=50):
-    requests = [{"index": i, "input_len": 8, "output_len": 4, "scheduled_s": 0.0, "sent_s": 0.001 * i, "first_s": 0.5, "last_s": 0.9 + i,
-                 "tokens": 4, "first_tokens": 1, "chunks": 4, "chunk_us": [0, 100, 250, 400 + i], "chunk_tokens": [1, 1, 1, 1]} for i in range(n)]
+    requests = [
+        {
+            "index": i,
+            "input_len": 8,
+            "output_len": 4,
+            "scheduled_s": 0.0,
+            "sent_s": 0.001 * i,
+            "first_s": 0.5,
+            "last_s": 0.9 + i,
+            "tokens": 4,
+            "first_tokens": 1,
+            "chunks": 4,
+            "chunk_us": [0, 100, 250, 400 + i],
+            "chunk_tokens": [1, 1, 1, 1],
+        }
+        for i in range(n)
+    ]
     requests[0] |= {"first_s": None, "last_s": None, "chunk_us": None, "chunk_tokens": None, "error": "broken"}
-    its = [{"scheduled_s": 0.01 * i, "output_s": 0.01 * i + 0.009, "running": 4, "admitted": 4, "waiting": 0, "prefill_tokens": 0,
-            "decode_tokens": 4, "kv_use": 0.25, "preemptions": 0, "max_batch_size": 4, "max_num_tokens": 64} for i in range(n)]
+    its = [
+        {
+            "scheduled_s": 0.01 * i,
+            "output_s": 0.01 * i + 0.009,
+            "running": 4,
+            "admitted": 4,
+            "waiting": 0,
+            "prefill_tokens": 0,
+            "decode_tokens": 4,
+            "kv_use": 0.25,
+            "preemptions": 0,
+            "max_batch_size": 4,
+            "max_num_tokens": 64,
+        }
+        for i in range(n)
+    ]
     return records.table(requests, records.REQUESTS), records.table(its, records.ITERATIONS)
 
 
@@ -37,9 +73,11 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert loaded.requests.schema == records.REQUESTS and loaded.iterations.schema == records.ITERATIONS
     assert loaded.meta["checks"] == {"chunks": 3}
     a, b = loaded.requests.to_pandas(), requests.to_pandas()
-    assert (a["last_s"] - b["last_s"]).abs().max() < 1e-6                 # times are kept to the microsecond
-    assert a["first_s"].isna().tolist() == b["first_s"].isna().tolist()   # and null stays null
-    assert [None if x is None else x.tolist() for x in a["chunk_us"]] == [None if x is None else x.tolist() for x in b["chunk_us"]]
+    assert (a["last_s"] - b["last_s"]).abs().max() < 1e-6  # times are kept to the microsecond
+    assert a["first_s"].isna().tolist() == b["first_s"].isna().tolist()  # and null stays null
+    assert [None if x is None else x.tolist() for x in a["chunk_us"]] == [
+        None if x is None else x.tolist() for x in b["chunk_us"]
+    ]
     assert (loaded.iterations.to_pandas()["kv_use"] == 0.25).all()
 
 
@@ -60,7 +98,7 @@ def test_every_damage_is_named_and_measured_again(tmp_path, harm):
     path = store.save(CELLS[0], META, *tables())
     whole = bytearray(path.read_bytes())
     if harm == "cut":
-        path.write_bytes(whole[:len(whole) // 2])
+        path.write_bytes(whole[: len(whole) // 2])
     elif harm == "flip":
         with zipfile.ZipFile(path) as archive:
             entry = archive.getinfo("requests.parquet")
@@ -106,7 +144,9 @@ WRITER = textwrap.dedent("""
 
 def writer(folder):
     here = os.path.dirname(__file__)
-    child = subprocess.Popen([sys.executable, "-c", WRITER, str(folder), here, os.path.join(here, "..", "lib")], stdout=subprocess.PIPE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(folder), here, os.path.join(here, "..", "lib")], stdout=subprocess.PIPE
+    )
     assert child.stdout.readline() == b"ready\n"
     return child
 
@@ -122,22 +162,30 @@ def test_kill_at_any_moment_leaves_only_whole_cells(tmp_path):
             store.load(cell_id)
     assert store.ids()
     with store.writing():
-        assert not list(tmp_path.glob(".tmp-*"))      # the next run clears what the killed ones left
+        assert not list(tmp_path.glob(".tmp-*"))  # the next run clears what the killed ones left
 
 
 def test_a_second_run_is_refused_with_the_holder_named(tmp_path):
     store = Store(tmp_path)
-    with store.writing(), pytest.raises(UsageError, match=f"another run measures into it \\(process {os.getpid()}"), Store(tmp_path).writing():
+    with (
+        store.writing(),
+        pytest.raises(UsageError, match=f"another run measures into it \\(process {os.getpid()}"),
+        Store(tmp_path).writing(),
+    ):
         pass
     with store.writing():
         pass
 
 
 def test_a_killed_run_holds_nothing(tmp_path):
-    code = "import sys, time; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from batchlab.store import Store\n" \
-           "with Store(Path(sys.argv[1])).writing():\n  print('held', flush=True); time.sleep(60)"
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), os.path.join(os.path.dirname(__file__), "..", "lib")],
-                             stdout=subprocess.PIPE)
+    code = (
+        "import sys, time; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from batchlab.store import Store\n"
+        "with Store(Path(sys.argv[1])).writing():\n  print('held', flush=True); time.sleep(60)"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), os.path.join(os.path.dirname(__file__), "..", "lib")],
+        stdout=subprocess.PIPE,
+    )
     assert child.stdout.readline() == b"held\n"
     child.kill()
     child.wait()
@@ -156,6 +204,10 @@ def test_a_full_disk_is_one_line_and_loses_nothing(tmp_path):
             store.save(CELLS[0], META, *tables(2000))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert "cannot be written" in str(error.value) and "free some space" in str(error.value) and "\n" not in str(error.value)
+    assert (
+        "cannot be written" in str(error.value)
+        and "free some space" in str(error.value)
+        and "\n" not in str(error.value)
+    )
     assert store.ids() == {CELLS[1].id} and not list(tmp_path.glob(".tmp-*"))
     store.load(CELLS[1].id)

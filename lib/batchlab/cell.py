@@ -30,20 +30,32 @@ class Cell:
 
     @property
     def id(self) -> str:
-        """12 hexadecimal digits: the SHA-256 of the cell's canonical JSON, cut."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        """12 hexadecimal digits: the SHA-256 of the cell's canonical JSON, cut.
+
+        What is absent (None, or empty) is left out, so that a coordinate added later renames no recorded cell.
+        """
+        given = {key: value for key, value in asdict(self).items() if value not in (None, {})}
+        canonical = json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
 
     def launch_key(self) -> tuple[str, ...]:
         """What cannot change while an engine runs: cells with the same key share one warm engine."""
-        return (self.engine, self.engine_version, self.model, self.hardware, self.transport,
-                json.dumps(self.engine_options, sort_keys=True))
+        return (
+            self.engine,
+            self.engine_version,
+            self.model,
+            self.hardware,
+            self.transport,
+            json.dumps(self.engine_options, sort_keys=True),
+        )
 
     def describe(self) -> str:
         """One line for a person who waits."""
         rate = "all at once" if self.request_rate is None else f"{self.request_rate:g} req/s"
-        return (f"{self.engine} {self.transport} batch {self.max_batch_size}, tokens {self.max_num_tokens}, "
-                f"{shape(self.dataset)}, {rate}, seed {self.seed}")
+        return (
+            f"{self.engine} {self.transport} batch {self.max_batch_size}, tokens {self.max_num_tokens}, "
+            f"{shape(self.dataset)}, {rate}, seed {self.seed}"
+        )
 
 
 def shape(dataset: dict[str, Any]) -> str:
@@ -61,8 +73,10 @@ def mean_lengths(dataset: dict[str, Any]) -> tuple[float, float]:
     if kind == "uniform":
         return tuple((dataset[k]["low"] + dataset[k]["high"]) / 2 for k in ("input_len", "output_len"))
     if kind == "lognormal":
-        return tuple(min(dataset[k]["median"] * 2.718281828 ** (dataset[k]["sigma"] ** 2 / 2), dataset[k]["max"])
-                     for k in ("input_len", "output_len"))
+        return tuple(
+            min(dataset[k]["median"] * 2.718281828 ** (dataset[k]["sigma"] ** 2 / 2), dataset[k]["max"])
+            for k in ("input_len", "output_len")
+        )
     if kind == "mixed":
         total = sum(p["weight"] for p in dataset["parts"])
         return tuple(sum(p["weight"] * p[k] for p in dataset["parts"]) / total for k in ("input_len", "output_len"))

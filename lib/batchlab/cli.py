@@ -9,12 +9,25 @@ from typing import Any
 
 import pandas as pd
 
-from batchlab import estimate, measure, metrics
+from batchlab import estimate, measure, metrics, replay_command
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
 
-COORDINATES = ("cell", "engine", "engine_version", "hardware", "evidence", "transport", "model", "dataset", "input_len", "output_len",
-               "max_batch_size", "max_num_tokens", "request_rate")
+COORDINATES = (
+    "cell",
+    "engine",
+    "engine_version",
+    "hardware",
+    "evidence",
+    "transport",
+    "model",
+    "dataset",
+    "input_len",
+    "output_len",
+    "max_batch_size",
+    "max_num_tokens",
+    "request_rate",
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -26,7 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"batchlab: {error}", file=sys.stderr)
         return 2
     except EngineError as error:
-        print(f"batchlab: {error.reason}" + (f"\n--- the engine's last lines\n{error.tail}" if error.tail else ""), file=sys.stderr)
+        print(
+            f"batchlab: {error.reason}" + (f"\n--- the engine's last lines\n{error.tail}" if error.tail else ""),
+            file=sys.stderr,
+        )
         return 2
     except BrokenPipeError:
         return 0
@@ -36,33 +52,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="batchlab", description="Reruns the studies of batching in LLM serving, cell by cell.")
+    top = argparse.ArgumentParser(
+        prog="batchlab", description="Reruns the studies of batching in LLM serving, cell by cell."
+    )
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     doctor = commands.add_parser("doctor", help="what this machine can run, what is missing and how to get it")
     doctor.set_defaults(command=_doctor)
 
     for name, function, text in (
-            ("plan", _plan, "cells, which are recorded, estimated time"),
-            ("run", _run, "measure what is missing"),
-            ("summary", _summary, "a row a cell")):
+        ("plan", _plan, "cells, which are recorded, estimated time"),
+        ("run", _run, "measure what is missing"),
+        ("summary", _summary, "a row a cell"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("scenario", metavar="SCENARIO", help="a name in data/scenarios/, or a path to a .yml file")
         command.add_argument("--sweep", help="only this sweep")
         command.set_defaults(command=function)
         if name == "run":
             command.add_argument("--engine", help="only this engine")
-            command.add_argument("--retry-invalid", action="store_true", help="measure cells again that were recorded as invalid")
+            command.add_argument(
+                "--retry-invalid", action="store_true", help="measure cells again that were recorded as invalid"
+            )
         if name == "summary":
             command.add_argument("--json", action="store_true", help="a JSON list instead of a table")
 
-    from batchlab.client import command as replay_command
     replay_command.add_parser(commands)
     return top
 
 
 def _doctor(_: argparse.Namespace) -> int:
     from batchlab import doctor
+
     return doctor.main()
 
 
@@ -72,15 +93,33 @@ def _plan(args: argparse.Namespace) -> int:
     left = measure.missing(cells, study.store, tell=_say)
     estimator = estimate.fit(study.store, study.cells())
     absent = {c.id for c in left}
-    rows = [{"sweep": p.sweep, "repeat": p.repeat, "cell": p.cell.id, "what": p.cell.describe(), "requests": p.cell.num_requests,
-             "state": "missing" if p.cell.id in absent else "recorded", "about_s": round(estimator.seconds(p.cell), 1)}
-            for p in study.planned if args.sweep in (None, p.sweep)]
+    rows = [
+        {
+            "sweep": p.sweep,
+            "repeat": p.repeat,
+            "cell": p.cell.id,
+            "what": p.cell.describe(),
+            "requests": p.cell.num_requests,
+            "state": "missing" if p.cell.id in absent else "recorded",
+            "about_s": round(estimator.seconds(p.cell), 1),
+        }
+        for p in study.planned
+        if args.sweep in (None, p.sweep)
+    ]
     print(pd.DataFrame(rows).to_string(index=False))
     starts = len({c.launch_key() for c in left})
     seconds = sum(estimator.seconds(c) for c in left) + starts * estimator.start_s
-    basis = f"fitted on {estimator.fitted_on} recorded cells" if estimator.fitted_on else "a guess: nothing is recorded yet"
-    print(f"\n{study.scenario.name}: {len(cells)} cells, {len(cells) - len(left)} recorded, {len(left)} missing"
-          + (f": about {estimate.clock(seconds)}, {starts} engine start{'s' * (starts != 1)} included ({basis})" if left else ""))
+    basis = (
+        f"fitted on {estimator.fitted_on} recorded cells" if estimator.fitted_on else "a guess: nothing is recorded yet"
+    )
+    print(
+        f"\n{study.scenario.name}: {len(cells)} cells, {len(cells) - len(left)} recorded, {len(left)} missing"
+        + (
+            f": about {estimate.clock(seconds)}, {starts} engine start{'s' * (starts != 1)} included ({basis})"
+            if left
+            else ""
+        )
+    )
     if left and (reason := study.can_measure()):
         print(f"not here: {reason}")
     return 0
@@ -104,10 +143,25 @@ def _summary(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(rows, indent=1, allow_nan=False))
         return 0
-    short = ["dataset", "max_batch_size", "max_num_tokens", "request_rate", "transport", "output_throughput_tok_s", "ttft_p50_ms",
-             "tpot_p50_ms", "running_batch_mean", "completed", "failed", "valid"]
-    print(pd.DataFrame(rows, columns=short).to_string(index=False, float_format="{:.1f}".format) if rows else
-          f"{study.scenario.name}: nothing is recorded; `python -m batchlab run {study.scenario.name}` measures")
+    short = [
+        "dataset",
+        "max_batch_size",
+        "max_num_tokens",
+        "request_rate",
+        "transport",
+        "output_throughput_tok_s",
+        "ttft_p50_ms",
+        "tpot_p50_ms",
+        "running_batch_mean",
+        "completed",
+        "failed",
+        "valid",
+    ]
+    print(
+        pd.DataFrame(rows, columns=short).to_string(index=False, float_format="{:.1f}".format)
+        if rows
+        else f"{study.scenario.name}: nothing is recorded; `python -m batchlab run {study.scenario.name}` measures"
+    )
     _hint_missing(study, frame)
     return 0
 
@@ -129,7 +183,14 @@ def _json_value(key: str, value: Any) -> Any:
         return "inf" if math.isinf(value) else value
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, float) and key in ("input_len", "output_len", "completed", "failed", "preemptions", "iterations"):
+    if isinstance(value, float) and key in (
+        "input_len",
+        "output_len",
+        "completed",
+        "failed",
+        "preemptions",
+        "iterations",
+    ):
         return int(value)
     return value.item() if hasattr(value, "item") else value
 

@@ -14,7 +14,7 @@ from batchlab.store import Store
 
 # seconds (a step, a token, a cell); CPU: tiny-llama on 2 cores of an EPYC; GPU: an 8B model in bf16 on one H100-class card
 GUESSES = {"cpu": (0.004, 0.00008, 1.5), "gpu": (0.008, 0.00002, 1.5)}
-START_S = {"cpu": 60.0, "gpu": 100.0}       # an engine's start, before one has been seen
+START_S = {"cpu": 60.0, "gpu": 100.0}  # an engine's start, before one has been seen
 
 
 @dataclass(frozen=True, slots=True)

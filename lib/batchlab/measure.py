@@ -18,7 +18,7 @@ from batchlab.workload import Workload, build
 
 ENGINES = {"vllm": VllmEngine}
 WARM_UP_REQUESTS = 8
-RESTARTS = 2          # of an engine that dies while measuring, for each group of cells
+RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,9 @@ class Outcome:
     failures: list[tuple[str, str, str]]
 
 
-def missing(cells: Iterable[Cell], store: Store, *, retry_invalid: bool = False,
-            tell: Any = lambda line: None) -> list[Cell]:
+def missing(
+    cells: Iterable[Cell], store: Store, *, retry_invalid: bool = False, tell: Any = lambda line: None
+) -> list[Cell]:
     """The cells without a usable record. A damaged file is named, and its cell counts as missing."""
     absent, ids = [], store.ids()
     for cell in cells:
@@ -49,8 +50,15 @@ def missing(cells: Iterable[Cell], store: Store, *, retry_invalid: bool = False,
     return absent
 
 
-def run(scenario: Scenario, wanted: list[Cell], every: list[Cell], store: Store, progress: Progress, *,
-        restart_each: bool = False) -> Outcome:
+def run(
+    scenario: Scenario,
+    wanted: list[Cell],
+    every: list[Cell],
+    store: Store,
+    progress: Progress,
+    *,
+    restart_each: bool = False,
+) -> Outcome:
     """Measure `wanted`. `every` is the scenario's whole plan: it sets the limits that engines are started with, so that a
     resumed run measures on an engine that was started as the first run's was.
 
@@ -62,7 +70,7 @@ def run(scenario: Scenario, wanted: list[Cell], every: list[Cell], store: Store,
     with store.writing():
         for key, members in sorted(((k, list(m)) for k, m in groups), key=lambda g: order[g[1][0].id]):
             siblings = [c for c in every if c.launch_key() == key]
-            for batch in ([[c] for c in members] if restart_each else [members]):
+            for batch in [[c] for c in members] if restart_each else [members]:
                 limits = largest_limits(batch if restart_each else siblings)
                 try:
                     done, bad = _group(scenario, sorted(batch, key=lambda c: order[c.id]), limits, store, progress)
@@ -79,7 +87,9 @@ def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, 
     first = cells[0]
     model = models.materialize(first.model)
     log = store.folder / f".{first.engine}-{first.transport}.log"
-    engine = ENGINES[first.engine](scenario.engines[first.engine], first.engine_options, model, first.transport, log=log)
+    engine = ENGINES[first.engine](
+        scenario.engines[first.engine], first.engine_options, model, first.transport, log=log
+    )
     queue, deaths, measured, invalid = list(cells), 0, 0, 0
     try:
         while queue:
@@ -98,7 +108,9 @@ def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, 
                 engine.stop()
                 reasons = [error.reason]
                 if deaths > RESTARTS:
-                    raise EngineError(f"{error.reason} (death {deaths}; {len(queue) - 1} cells left out)", error.tail) from None
+                    raise EngineError(
+                        f"{error.reason} (death {deaths}; {len(queue) - 1} cells left out)", error.tail
+                    ) from None
             queue.pop(0)
             measured, invalid = measured + 1, invalid + bool(reasons)
             progress.end(cell, reasons)
@@ -109,48 +121,84 @@ def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, 
 
 def _workload(cell: Cell, model: models.ModelFiles, num_requests: int, nonce: str, rate: float | None) -> Workload:
     longest = cell.engine_options.get("max_model_len")
-    return build(cell.dataset, num_requests=num_requests, request_rate=rate, arrival=cell.arrival if rate else None,
-                 seed=cell.seed, nonce=nonce, vocab_size=model.vocab_size, tokenizer=model.tokenizer, max_len=longest)
+    return build(
+        cell.dataset,
+        num_requests=num_requests,
+        request_rate=rate,
+        arrival=cell.arrival if nonce == cell.id else None,
+        seed=cell.seed,
+        nonce=nonce,
+        vocab_size=model.vocab_size,
+        max_len=longest,
+    )
 
 
-def _cell(scenario: Scenario, cell: Cell, engine: VllmEngine, model: models.ModelFiles, store: Store, warmed: set[str],
-          progress: Progress) -> list[str]:
+def _cell(
+    scenario: Scenario,
+    cell: Cell,
+    engine: VllmEngine,
+    model: models.ModelFiles,
+    store: Store,
+    warmed: set[str],
+    progress: Progress,
+) -> list[str]:
     """One cell: new limits, a warm-up of the real shape, the replay, the checks, the record."""
     engine.reconfigure(Limits(max_batch_size=cell.max_batch_size, max_num_tokens=cell.max_num_tokens))
     shape = str(sorted(cell.dataset.items()))
-    count = WARM_UP_REQUESTS if shape not in warmed else 2
-    engine.replay(_workload(cell, model, count, f"{cell.id}/warm-up", None), timeout_s=scenario.cell_timeout_s, keep_chunks=False)
-    warmed.add(shape)
-    engine.take_trace(0, count)
+    if shape not in warmed:
+        # the first requests of a shape pay for what is compiled or allocated on first use (vllm 16858)
+        engine.replay(
+            _workload(cell, model, WARM_UP_REQUESTS, f"{cell.id}/warm-up", None),
+            timeout_s=scenario.cell_timeout_s,
+            keep_chunks=False,
+        )
+        engine.take_trace(0, WARM_UP_REQUESTS)
+        warmed.add(shape)
 
     workload = _workload(cell, model, cell.num_requests, cell.id, cell.request_rate)
-    concurrency = (cell.arrival or {}).get("concurrency")
     started, load = time.time(), provenance.load_average()
     with provenance.gpu_sampler() as gpu:
-        replayed = engine.replay(workload, timeout_s=scenario.cell_timeout_s, keep_chunks=scenario.keep_chunks,
-                                 concurrency=concurrency, progress=progress.requests)
+        replayed = engine.replay(
+            workload, timeout_s=scenario.cell_timeout_s, keep_chunks=scenario.keep_chunks, progress=progress.requests
+        )
     traced = engine.take_trace(replayed.t0_ns, sum(row["error"] is None for row in replayed.rows))
     rows = [row | traced.requests.get(row["index"], {}) for row in sorted(replayed.rows, key=lambda r: r["index"])]
     requests = records.table(rows, records.REQUESTS)
     iterations = records.table(traced.iterations, records.ITERATIONS)
     frame = requests.to_pandas()
     reasons = validity.reasons(cell, frame, iterations.to_pandas(), replayed.check, traced=True)
-    store.save(cell, {
-        "invalid_reasons": reasons, "checks": replayed.check, "duration_s": metrics.duration_s(frame),
-        "note": workload.note, "gpu": gpu.summary(),
-        "provenance": provenance.cell(engine.describe(), started, load),
-    }, requests, iterations)
+    store.save(
+        cell,
+        {
+            "invalid_reasons": reasons,
+            "checks": replayed.check,
+            "duration_s": metrics.duration_s(frame),
+            "note": workload.note,
+            "gpu": gpu.summary(),
+            "provenance": provenance.cell(engine.describe(), started, load),
+        },
+        requests,
+        iterations,
+    )
     return reasons
 
 
 def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Store) -> None:
     """A cell in which the engine died: recorded as invalid with the reason, without rows."""
-    store.save(cell, {
-        "invalid_reasons": [error.reason], "checks": {}, "duration_s": 0.0, "note": None, "gpu": None, "engine_tail": error.tail,
-        "provenance": provenance.cell(engine.describe(), time.time(), provenance.load_average()),
-    }, records.table([], records.REQUESTS), records.table([], records.ITERATIONS))
-
-
+    store.save(
+        cell,
+        {
+            "invalid_reasons": [error.reason],
+            "checks": {},
+            "duration_s": 0.0,
+            "note": None,
+            "gpu": None,
+            "engine_tail": error.tail,
+            "provenance": provenance.cell(engine.describe(), time.time(), provenance.load_average()),
+        },
+        records.table([], records.REQUESTS),
+        records.table([], records.ITERATIONS),
+    )
 
 
 def obstacle(scenario: Scenario) -> str | None:

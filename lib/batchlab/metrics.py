@@ -20,16 +20,47 @@ from scipy import stats
 
 # the summary's keys, in order; null where one does not apply
 SUMMARY_KEYS = (
-    "output_throughput_tok_s", "request_throughput_req_s", "ttft_mean_ms", "ttft_p50_ms", "ttft_p90_ms", "ttft_p99_ms",
-    "tpot_mean_ms", "tpot_p50_ms", "tpot_p90_ms", "tpot_p99_ms", "tpot_min_ms", "tpot_max_ms", "e2e_p50_ms", "e2e_p90_ms", "e2e_p99_ms",
-    "running_batch_mean", "batch_efficiency", "kv_use_peak", "preemptions", "gpu_memory_peak_gib", "completed", "failed",
-    "duration_s", "valid", "invalid_reasons",
+    "output_throughput_tok_s",
+    "request_throughput_req_s",
+    "ttft_mean_ms",
+    "ttft_p50_ms",
+    "ttft_p90_ms",
+    "ttft_p99_ms",
+    "tpot_mean_ms",
+    "tpot_p50_ms",
+    "tpot_p90_ms",
+    "tpot_p99_ms",
+    "tpot_min_ms",
+    "tpot_max_ms",
+    "e2e_p50_ms",
+    "e2e_p90_ms",
+    "e2e_p99_ms",
+    "running_batch_mean",
+    "batch_efficiency",
+    "kv_use_peak",
+    "preemptions",
+    "gpu_memory_peak_gib",
+    "completed",
+    "failed",
+    "duration_s",
+    "valid",
+    "invalid_reasons",
 )
 # further figures of a cell, in the same object
-EXTRA_KEYS = ("steady_throughput_tok_s", "steady_window_s", "running_batch_time_mean", "itl_p50_ms", "itl_p99_ms",
-              "itl_max_ms", "output_throughput_ci_tok_s", "tpot_engine_mean_ms", "ttft_sent_p50_ms", "iterations")
-PLATEAU = 0.9      # of the largest running batch: where the steady window begins and ends
-BATCHES = 8        # for the method of batch means
+EXTRA_KEYS = (
+    "steady_throughput_tok_s",
+    "steady_window_s",
+    "running_batch_time_mean",
+    "itl_p50_ms",
+    "itl_p99_ms",
+    "itl_max_ms",
+    "output_throughput_ci_tok_s",
+    "tpot_engine_mean_ms",
+    "ttft_sent_p50_ms",
+    "iterations",
+)
+PLATEAU = 0.9  # of the largest running batch: where the steady window begins and ends
+BATCHES = 8  # for the method of batch means
 
 
 def completed(requests: pd.DataFrame) -> pd.Series:
@@ -59,8 +90,13 @@ def duration_s(requests: pd.DataFrame) -> float:
     return requests.loc[completed(requests), "last_s"].max() - requests["sent_s"].min()
 
 
-def goodput_req_s(requests: pd.DataFrame, *, ttft_limit_ms: float | None = None, tpot_limit_ms: float | None = None,
-                  e2e_limit_ms: float | None = None) -> float:
+def goodput_req_s(
+    requests: pd.DataFrame,
+    *,
+    ttft_limit_ms: float | None = None,
+    tpot_limit_ms: float | None = None,
+    e2e_limit_ms: float | None = None,
+) -> float:
     """Requests a second that meet every given limit. A missing metric misses its limit, except a request of one token, which
     has no TPOT to miss."""
     good = completed(requests)
@@ -136,8 +172,14 @@ def batch_means_ci(iterations: pd.DataFrame) -> float:
     return float(stats.t.ppf(0.975, BATCHES - 1) * rates.std(ddof=1) / math.sqrt(BATCHES))
 
 
-def summary(requests: pd.DataFrame, iterations: pd.DataFrame, *, max_batch_size: int | None, gpu_memory_peak_gib: float | None = None,
-            invalid_reasons: list[str] | None = None) -> dict[str, Any]:
+def summary(
+    requests: pd.DataFrame,
+    iterations: pd.DataFrame,
+    *,
+    max_batch_size: int | None,
+    gpu_memory_peak_gib: float | None = None,
+    invalid_reasons: list[str] | None = None,
+) -> dict[str, Any]:
     """The figures of one cell: SUMMARY_KEYS and EXTRA_KEYS, None where one does not apply."""
     good = completed(requests)
     ttft, tpot, e2e = ttft_ms(requests), tpot_ms(requests), e2e_ms(requests)
@@ -149,16 +191,27 @@ def summary(requests: pd.DataFrame, iterations: pd.DataFrame, *, max_batch_size:
     values: dict[str, Any] = {
         "output_throughput_tok_s": requests.loc[good, "tokens"].sum() / span if span > 0 else None,
         "request_throughput_req_s": good.sum() / span if span > 0 else None,
-        "ttft_mean_ms": ttft.mean(), "tpot_mean_ms": tpot.mean(), "tpot_min_ms": tpot.min(), "tpot_max_ms": tpot.max(),
-        "running_batch_mean": batch_mean, "running_batch_time_mean": batch_time_mean,
+        "ttft_mean_ms": ttft.mean(),
+        "tpot_mean_ms": tpot.mean(),
+        "tpot_min_ms": tpot.min(),
+        "tpot_max_ms": tpot.max(),
+        "running_batch_mean": batch_mean,
+        "running_batch_time_mean": batch_time_mean,
         "batch_efficiency": batch_mean / max_batch_size if max_batch_size else None,
         "kv_use_peak": iterations["kv_use"].max() if len(iterations) else None,
         "preemptions": int(iterations["preemptions"].sum()) if len(iterations) else None,
-        "gpu_memory_peak_gib": gpu_memory_peak_gib, "completed": int(good.sum()), "failed": int((~good).sum()),
-        "duration_s": span, "valid": not invalid_reasons, "invalid_reasons": list(invalid_reasons or []),
-        "steady_throughput_tok_s": steady, "steady_window_s": window,
-        "itl_p50_ms": requests.loc[good, "itl_p50_ms"].median(), "itl_p99_ms": requests.loc[good, "itl_p99_ms"].median(),
-        "itl_max_ms": requests.loc[good, "itl_max_ms"].max(), "output_throughput_ci_tok_s": batch_means_ci(iterations),
+        "gpu_memory_peak_gib": gpu_memory_peak_gib,
+        "completed": int(good.sum()),
+        "failed": int((~good).sum()),
+        "duration_s": span,
+        "valid": not invalid_reasons,
+        "invalid_reasons": list(invalid_reasons or []),
+        "steady_throughput_tok_s": steady,
+        "steady_window_s": window,
+        "itl_p50_ms": requests.loc[good, "itl_p50_ms"].median(),
+        "itl_p99_ms": requests.loc[good, "itl_p99_ms"].median(),
+        "itl_max_ms": requests.loc[good, "itl_max_ms"].max(),
+        "output_throughput_ci_tok_s": batch_means_ci(iterations),
         "tpot_engine_mean_ms": engine_tpot.where(good).mean(),
         "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
         "iterations": len(iterations),

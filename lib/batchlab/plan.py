@@ -51,19 +51,32 @@ def expand(scenario: Scenario) -> list[Planned]:
 def _cells(scenario: Scenario, sweep: Sweep, repeat: int) -> Iterable[Planned]:
     rule = sweep.num_requests or scenario.num_requests
     for engine, dataset, rate, (batch, tokens) in product(
-            sweep.engines or scenario.engines, sweep.datasets or scenario.datasets, sweep.request_rate,
-            limits(sweep, scenario.defaults)):
+        sweep.engines or scenario.engines,
+        sweep.datasets or scenario.datasets,
+        sweep.request_rate,
+        limits(sweep, scenario.defaults),
+    ):
         if tokens < batch:
-            raise UsageError(f"{scenario.path}: sweeps.{sweep.name}: max_num_tokens {tokens} is below max_batch_size {batch}, "
-                             "which engines refuse; raise the one or lower the other")
+            raise UsageError(
+                f"{scenario.path}: sweeps.{sweep.name}: max_num_tokens {tokens} is below max_batch_size {batch}, "
+                "which engines refuse; raise the one or lower the other"
+            )
         spec = scenario.engines[engine]
         cell = Cell(
-            engine=engine, engine_version=spec.version, model=scenario.model, hardware=scenario.hardware,
-            transport=sweep.transport, max_batch_size=batch, max_num_tokens=tokens,
-            dataset=_spelled_out(scenario.datasets[dataset]), num_requests=rule.of(batch),
+            engine=engine,
+            engine_version=spec.version,
+            model=scenario.model,
+            hardware=scenario.hardware,
+            transport=sweep.transport,
+            max_batch_size=batch,
+            max_num_tokens=tokens,
+            dataset=_spelled_out(scenario.datasets[dataset]),
+            num_requests=rule.of(batch),
             request_rate=None if math.isinf(rate) else rate,
             arrival=sweep.arrival.model_dump(exclude_none=True) if sweep.arrival else None,
-            engine_options=spec.options(sweep.engine_options), seed=scenario.seed + repeat)
+            engine_options=spec.options(sweep.engine_options),
+            seed=scenario.seed + repeat,
+        )
         yield Planned(cell, sweep.name, dataset, repeat)
 
 
@@ -80,4 +93,6 @@ def unique(planned: Iterable[Planned]) -> list[Cell]:
 def largest_limits(cells: Iterable[Cell]) -> Limits:
     """The limits that an engine for these cells is started with: they can be lowered while it is warm, never raised."""
     cells = list(cells)
-    return Limits(max_batch_size=max(c.max_batch_size for c in cells), max_num_tokens=max(c.max_num_tokens for c in cells))
+    return Limits(
+        max_batch_size=max(c.max_batch_size for c in cells), max_num_tokens=max(c.max_num_tokens for c in cells)
+    )

@@ -53,8 +53,10 @@ class Progress:
 
     def starting(self, cell: Cell, limits: Limits) -> None:
         self._told = time.monotonic()
-        self.line(f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, batch ≤ {limits.max_batch_size}, "
-                  f"tokens ≤ {limits.max_num_tokens}: about {clock(self.estimator.start_s)}")
+        self.line(
+            f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, batch ≤ {limits.max_batch_size}, "
+            f"tokens ≤ {limits.max_num_tokens}: about {clock(self.estimator.start_s)}"
+        )
 
     def waiting(self, waited_s: float) -> None:
         self._passing(f"  starting, {waited_s:.0f} s")

@@ -96,12 +96,15 @@ def libraries() -> dict[str, str]:
 
 
 def git_commit(root: Path) -> str:
-    """The short commit of `root`, `+changes` added when tracked code differs; `unknown` outside of git."""
+    """The short commit of `root`, `+changes` added when tracked code differs.
+
+    Outside of git (a host that got the tree as an archive) what BATCHLAB_COMMIT says, else `unknown`.
+    """
     try:
         commit = _git(root, "rev-parse", "--short=7", "HEAD")
         changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE)
     except (OSError, subprocess.SubprocessError):
-        return "unknown"
+        return os.environ.get("BATCHLAB_COMMIT", "unknown")
     return f"{commit}+changes" if changed else commit
 
 

@@ -61,7 +61,7 @@ class Lognormal(_Strict):
 
 
 class _Dataset(_Strict):
-    shared_prefix: Annotated[float, Field(ge=0, lt=1)] = 0.0   # share of each prompt that all prompts have in common
+    shared_prefix: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each prompt that all prompts have in common
 
 
 class Fixed(_Dataset):

@@ -26,7 +26,7 @@ from batchlab.cell import Cell
 from batchlab.errors import UsageError
 
 FORMAT = 1
-_EPOCH = (1980, 1, 1, 0, 0, 0)   # ZIP entries carry a date; a fixed one keeps equal records equal bytes
+_EPOCH = (1980, 1, 1, 0, 0, 0)  # ZIP entries carry a date; a fixed one keeps equal records equal bytes
 
 
 class DamagedCell(Exception):
@@ -98,8 +98,10 @@ class Store:
             os.replace(temporary, target)
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise UsageError(f"{target}: cannot be written ({error.strerror or error}); free some space or set "
-                             "BATCHLAB_RESULTS to another folder, then run again: what is recorded stays") from None
+            raise UsageError(
+                f"{target}: cannot be written ({error.strerror or error}); free some space or set "
+                "BATCHLAB_RESULTS to another folder, then run again: what is recorded stays"
+            ) from None
         return target
 
     @contextmanager
@@ -110,15 +112,19 @@ class Store:
             lock = FileLock(self.folder / ".lock", timeout=0)
             lock.acquire()
         except Timeout:
-            raise UsageError(f"{self.folder}: another run measures into it ({self._holder()}); wait for it or stop it, "
-                             "then run again") from None
+            raise UsageError(
+                f"{self.folder}: another run measures into it ({self._holder()}); wait for it or stop it, "
+                "then run again"
+            ) from None
         except OSError as error:
-            raise UsageError(f"{self.folder}: cannot be written ({error.strerror or error}); "
-                             "set BATCHLAB_RESULTS to a folder that can") from None
+            raise UsageError(
+                f"{self.folder}: cannot be written ({error.strerror or error}); "
+                "set BATCHLAB_RESULTS to a folder that can"
+            ) from None
         try:
             note = f"process {os.getpid()}, since {datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC"
             (self.folder / ".lock-holder").write_text(note)
-            for left_over in self.folder.glob(".tmp-*"):    # of a run that was killed; nobody else writes now
+            for left_over in self.folder.glob(".tmp-*"):  # of a run that was killed; nobody else writes now
                 left_over.unlink(missing_ok=True)
             yield
         finally:
@@ -157,12 +163,16 @@ def _write(table: pa.Table) -> bytes:
     encodings = {name: "DELTA_BINARY_PACKED" for name in times}
     encodings |= {f"{name}.list.element": "DELTA_BINARY_PACKED" for name in lists}
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd", compression_level=9, column_encoding=encodings, use_dictionary=plain)
+    pq.write_table(
+        table, buffer, compression="zstd", compression_level=9, column_encoding=encodings, use_dictionary=plain
+    )
     return buffer.getvalue()
 
 
 def _read(data: bytes, schema: pa.Schema) -> pa.Table:
     table = pq.read_table(io.BytesIO(data))
     for name in _seconds(schema):
-        table = table.set_column(table.schema.get_field_index(name), name, pc.divide(pc.cast(table[name], pa.float64()), 1e6))
+        table = table.set_column(
+            table.schema.get_field_index(name), name, pc.divide(pc.cast(table[name], pa.float64()), 1e6)
+        )
     return table.select(schema.names).cast(schema)

@@ -46,8 +46,14 @@ class Study:
         """None when this machine can measure the scenario, else why not, in one line."""
         return measure.obstacle(self.scenario)
 
-    def measure(self, sweep: str | None = None, *, engine: str | None = None, retry_invalid: bool = False,
-                tell: Callable[[str], None] | None = None) -> measure.Outcome:
+    def measure(
+        self,
+        sweep: str | None = None,
+        *,
+        engine: str | None = None,
+        retry_invalid: bool = False,
+        tell: Callable[[str], None] | None = None,
+    ) -> measure.Outcome:
         """Measure what is missing. UsageError when this machine cannot, EngineError never: see Outcome.failures."""
         tell = tell or (lambda line: print(line, file=sys.stderr))
         cells = [c for c in self.cells(sweep) if engine in (None, c.engine)]
@@ -62,7 +68,9 @@ class Study:
     def ensure(self, sweep: str | None = None) -> pd.DataFrame:
         """Measure what is missing, if this machine can, and return the frame of the sweep's cells."""
         cells = self.cells(sweep)
-        if self.can_measure() is None and measure.missing(cells, self.store, tell=lambda line: print(line, file=sys.stderr)):
+        if self.can_measure() is None and measure.missing(
+            cells, self.store, tell=lambda line: print(line, file=sys.stderr)
+        ):
             outcome = self.measure(sweep)
             for engine, reason, tail in outcome.failures:
                 print(f"{engine}: {reason}\n{tail}", file=sys.stderr)
@@ -85,15 +93,30 @@ class Study:
         try:
             recorded = self.store.load(cell.id)
         except (KeyError, DamagedCell):
-            return {"recorded": False, "machine": None, "commit": None, "measured_at": None,
-                    **dict.fromkeys((*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS)), "valid": False,
-                    "invalid_reasons": ["not measured"]}
+            return {
+                "recorded": False,
+                "machine": None,
+                "commit": None,
+                "measured_at": None,
+                **dict.fromkeys((*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS)),
+                "valid": False,
+                "invalid_reasons": ["not measured"],
+            }
         source, meta = recorded.meta["provenance"], recorded.meta
         summary = metrics.summary(
-            recorded.requests.to_pandas(), recorded.iterations.to_pandas(), max_batch_size=cell.max_batch_size,
-            gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"), invalid_reasons=meta["invalid_reasons"])
-        return {"recorded": True, "machine": source["machine"]["name"], "commit": source["commit"],
-                "measured_at": source["started"], **summary}
+            recorded.requests.to_pandas(),
+            recorded.iterations.to_pandas(),
+            max_batch_size=cell.max_batch_size,
+            gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"),
+            invalid_reasons=meta["invalid_reasons"],
+        )
+        return {
+            "recorded": True,
+            "machine": source["machine"]["name"],
+            "commit": source["commit"],
+            "measured_at": source["started"],
+            **summary,
+        }
 
     def provenance(self, cell_id: str) -> dict[str, Any]:
         return self.store.meta(cell_id)["provenance"]
@@ -115,16 +138,40 @@ def _coordinates(p: plan.Planned) -> dict[str, Any]:
     cell, lengths = p.cell, p.cell.dataset
     fixed = lengths["kind"] == "fixed"
     return {
-        "cell": cell.id, "engine": cell.engine, "engine_version": cell.engine_version, "hardware": cell.hardware,
-        "evidence": "measured", "transport": cell.transport, "model": cell.model, "dataset": p.dataset,
-        "input_len": lengths["input_len"] if fixed else None, "output_len": lengths["output_len"] if fixed else None,
-        "num_requests": cell.num_requests, "max_batch_size": cell.max_batch_size, "max_num_tokens": cell.max_num_tokens,
-        "request_rate": np.inf if cell.request_rate is None else cell.request_rate, "seed": cell.seed, "repeat": p.repeat,
-        "sweep": p.sweep}
+        "cell": cell.id,
+        "engine": cell.engine,
+        "engine_version": cell.engine_version,
+        "hardware": cell.hardware,
+        "evidence": "measured",
+        "transport": cell.transport,
+        "model": cell.model,
+        "dataset": p.dataset,
+        "input_len": lengths["input_len"] if fixed else None,
+        "output_len": lengths["output_len"] if fixed else None,
+        "num_requests": cell.num_requests,
+        "max_batch_size": cell.max_batch_size,
+        "max_num_tokens": cell.max_num_tokens,
+        "request_rate": np.inf if cell.request_rate is None else cell.request_rate,
+        "seed": cell.seed,
+        "repeat": p.repeat,
+        "sweep": p.sweep,
+    }
 
 
-POINT = ["engine", "engine_version", "hardware", "evidence", "transport", "model", "dataset", "input_len", "output_len",
-         "max_batch_size", "max_num_tokens", "request_rate"]
+POINT = [
+    "engine",
+    "engine_version",
+    "hardware",
+    "evidence",
+    "transport",
+    "model",
+    "dataset",
+    "input_len",
+    "output_len",
+    "max_batch_size",
+    "max_num_tokens",
+    "request_rate",
+]
 
 
 def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
@@ -140,8 +187,13 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
         good = group[group["valid"].astype(bool)]
         used = good if len(good) else group
         row = dict(zip(by, point if isinstance(point, tuple) else (point,), strict=True))
-        row |= {"n": len(used), "valid": bool(len(good)), "invalid": len(group) - len(good), "num_requests": used["num_requests"].iloc[0],
-                "invalid_reasons": sorted({reason for reasons in group["invalid_reasons"] for reason in reasons})}
+        row |= {
+            "n": len(used),
+            "valid": bool(len(good)),
+            "invalid": len(group) - len(good),
+            "num_requests": used["num_requests"].iloc[0],
+            "invalid_reasons": sorted({reason for reasons in group["invalid_reasons"] for reason in reasons}),
+        }
         for key in figures:
             mean, low, high = metrics.interval(pd.to_numeric(used[key]).to_numpy(float))
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}

@@ -9,20 +9,30 @@ from batchlab import metrics
 from batchlab.cell import Cell
 
 # limits, stated here once and shown in the report
-SEND_LAG_SHARE = 0.05            # all at once: the last request is on its way within 5% of the cell's duration,
-SEND_LAG_MS = 100.0              # or within this
-RATE_ERROR = 0.05                # finite rates: achieved against scheduled
-LATE_P99_MS = 50.0               # finite rates: sent - scheduled
-CLIENT_TPOT_ERROR = 0.05         # mean TPOT of client against engine
-CLIENT_LAG_SHARE = 0.25          # p99 of the client's lag behind the engine, in mean TPOTs,
-CLIENT_LAG_MS = 50.0             # or this
-CPU_SHARE = 0.9                  # of one core, the busiest client process
+SEND_LAG_SHARE = 0.05  # all at once: the last request is on its way within 5% of the cell's duration,
+SEND_LAG_MS = 100.0  # or within this
+RATE_ERROR = 0.05  # finite rates: achieved against scheduled
+LATE_P99_MS = 50.0  # finite rates: sent - scheduled
+CLIENT_TPOT_ERROR = 0.05  # mean TPOT of client against engine
+CLIENT_LAG_SHARE = 0.25  # p99 of the client's lag behind the engine, in mean TPOTs,
+CLIENT_LAG_MS = 50.0  # or this
+CPU_SHARE = 0.9  # of one core, the busiest client process
 
 
-def reasons(cell: Cell, requests: pd.DataFrame, iterations: pd.DataFrame, client: dict[str, Any], *,
-            traced: bool) -> list[str]:
-    """Why this cell did not measure what it says; empty when it did."""
-    found = [*_answers(requests), *_arrivals(cell, requests), *_client(requests, client)]
+def reasons(
+    cell: Cell,
+    requests: pd.DataFrame,
+    iterations: pd.DataFrame,
+    client: dict[str, Any],
+    *,
+    traced: bool,
+    chat: bool = False,
+) -> list[str]:
+    """Why this cell did not measure what it says; empty when it did.
+
+    `traced`: the engine wrote its iterations. `chat`: a chat template adds tokens of its own to each prompt.
+    """
+    found = [*_answers(requests, chat), *_arrivals(cell, requests), *_client(requests, client)]
     if traced:
         found += [*_inside(cell, requests, iterations), *_lag(requests)]
     return found
@@ -33,7 +43,7 @@ def _some(indices: pd.Series) -> str:
     return f"requests {shown}{', …' if len(indices) > 3 else ''}"
 
 
-def _answers(r: pd.DataFrame) -> Iterator[str]:
+def _answers(r: pd.DataFrame, chat: bool) -> Iterator[str]:
     failed = r[~metrics.completed(r)]
     if len(failed):
         first = failed["error"].dropna()
@@ -41,13 +51,19 @@ def _answers(r: pd.DataFrame) -> Iterator[str]:
     good = r[metrics.completed(r)]
     off = good[good["tokens"] != good["output_len"]]
     if len(off):
-        yield (f"output length differs from the one asked for in {len(off)} requests ({_some(off['index'])}: "
-               f"{off['tokens'].iloc[0]} instead of {off['output_len'].iloc[0]})")
+        yield (
+            f"output length differs from the one asked for in {len(off)} requests ({_some(off['index'])}: "
+            f"{off['tokens'].iloc[0]} instead of {off['output_len'].iloc[0]})"
+        )
     counted = good[good["prompt_tokens"].notna()]
-    off = counted[counted["prompt_tokens"] != counted["input_len"]]
+    added = counted["prompt_tokens"] - counted["input_len"]
+    template = added.min() if chat and len(added) and added.min() > 0 else 0
+    off = counted[added != template]
     if len(off):
-        yield (f"prompt length differs from the one sent in {len(off)} requests ({_some(off['index'])}: "
-               f"{off['prompt_tokens'].iloc[0]:.0f} instead of {off['input_len'].iloc[0]})")
+        yield (
+            f"prompt length differs from the one sent in {len(off)} requests ({_some(off['index'])}: "
+            f"{off['prompt_tokens'].iloc[0]:.0f} instead of {off['input_len'].iloc[0]})"
+        )
     hits = r[r["cached_tokens"].fillna(0) > 0]
     if len(hits):
         yield f"prefix cache hit in {len(hits)} requests ({_some(hits['index'])})"

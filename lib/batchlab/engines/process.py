@@ -50,7 +50,7 @@ class EngineProcess:
             self.child.kill()
             self.child.wait()
         _, stubborn = psutil.wait_procs(left, timeout=1.0)
-        for process in stubborn:      # one that had left the group
+        for process in stubborn:  # one that had left the group
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
         psutil.wait_procs(stubborn, timeout=5.0)
@@ -83,8 +83,12 @@ def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path) -> Engi
     try:
         child = subprocess.Popen(
             [sys.executable, supervise.__file__, str(log), *command],
-            stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            env={**os.environ, **env}, start_new_session=True)
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={**os.environ, **env},
+            start_new_session=True,
+        )
     except OSError as error:
         raise EngineError(f"cannot start {command[0]}: {error.strerror}") from None
     return EngineProcess(child, log)
@@ -98,8 +102,10 @@ def free_port(wanted: int | None = None) -> int:
         try:
             probe.bind(("127.0.0.1", wanted or 0))
         except OSError:
-            raise UsageError(f"port {wanted} is taken{_listener(wanted)}; stop that process, or change or drop `port` "
-                             "in the scenario") from None
+            raise UsageError(
+                f"port {wanted} is taken{_listener(wanted)}; stop that process, or change or drop `port` "
+                "in the scenario"
+            ) from None
         return probe.getsockname()[1]
 
 
@@ -129,8 +135,15 @@ def healthy(url: str) -> bool:
         return False
 
 
-def wait_ready(process: EngineProcess, ready: Callable[[], bool], *, timeout_s: float, known: Mapping[str, str],
-               name: str, tick: Callable[[float], None] | None = None) -> float:
+def wait_ready(
+    process: EngineProcess,
+    ready: Callable[[], bool],
+    *,
+    timeout_s: float,
+    known: Mapping[str, str],
+    name: str,
+    tick: Callable[[float], None] | None = None,
+) -> float:
     """Wait until `ready()`; seconds waited. EngineError with the reason and the engine's last lines otherwise.
 
     `known` maps failure strings of this engine's log to what they mean.

@@ -43,7 +43,7 @@ class TraceReader:
                 data = file.read()
         except FileNotFoundError:
             return []
-        whole = data[:data.rfind(b"\n") + 1]
+        whole = data[: data.rfind(b"\n") + 1]
         return [line.split(",") for line in whole.decode().splitlines()]
 
     def mark(self) -> None:
@@ -60,20 +60,36 @@ class TraceReader:
 
     def take(self, t0_ns: int) -> Traced:
         """Everything since the mark, with times in seconds after t0."""
+
         def seconds(text: str) -> float:
             return (int(text) - t0_ns) / 1e9
 
         iterations, requests, limits = [], {}, []
         for kind, *f in self._new():
             if kind == "I":
-                iterations.append({
-                    "scheduled_s": seconds(f[0]), "output_s": seconds(f[1]), "running": int(f[2]), "admitted": int(f[3]),
-                    "waiting": int(f[4]), "prefill_tokens": int(f[5]), "decode_tokens": int(f[6]), "kv_use": float(f[7]),
-                    "preemptions": int(f[8]), "max_batch_size": int(f[9]), "max_num_tokens": int(f[10])})
+                iterations.append(
+                    {
+                        "scheduled_s": seconds(f[0]),
+                        "output_s": seconds(f[1]),
+                        "running": int(f[2]),
+                        "admitted": int(f[3]),
+                        "waiting": int(f[4]),
+                        "prefill_tokens": int(f[5]),
+                        "decode_tokens": int(f[6]),
+                        "kv_use": float(f[7]),
+                        "preemptions": int(f[8]),
+                        "max_batch_size": int(f[9]),
+                        "max_num_tokens": int(f[10]),
+                    }
+                )
             elif kind == "L":
                 limits.append((int(f[1]), int(f[2])))
             elif kind == "R" and (found := _INDEX.search(f[0])):
                 requests[int(found[1])] = {
-                    "engine_queued_s": seconds(f[1]), "engine_first_s": seconds(f[2]), "engine_last_s": seconds(f[3]),
-                    "cached_tokens": int(f[5]), "preemptions": int(f[6])}
+                    "engine_queued_s": seconds(f[1]),
+                    "engine_first_s": seconds(f[2]),
+                    "engine_last_s": seconds(f[3]),
+                    "cached_tokens": int(f[5]),
+                    "preemptions": int(f[6]),
+                }
         return Traced(iterations, requests, limits)

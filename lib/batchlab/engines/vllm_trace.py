@@ -37,7 +37,7 @@ class TracingScheduler(AsyncScheduler):
         # 0.26 has only the latter, and asserts len(running) <= it in every step.
         self._batch_limit = "max_num_active_reqs" if hasattr(self, "max_num_active_reqs") else "max_num_running_reqs"
         self._largest = (self.max_num_running_reqs, self.max_num_scheduled_tokens)
-        self._in_flight = deque()      # schedule()'s outputs whose results have not come back
+        self._in_flight = deque()  # schedule()'s outputs whose results have not come back
         self._preempted = 0
         self._queued_ns = {}
         self._first_ns = {}
@@ -54,7 +54,7 @@ class TracingScheduler(AsyncScheduler):
                 limits = json.load(file)
             batch_size, num_tokens = int(limits["max_batch_size"]), int(limits["max_num_tokens"])
         except (OSError, ValueError, KeyError):
-            return                     # absent or half written: the limits in force stay
+            return  # absent or half written: the limits in force stay
         self._control_seen = changed
         # never above what the engine was started with: its buffers have that size
         self._wanted_batch_size = min(batch_size, self._largest[0])
@@ -96,17 +96,29 @@ class TracingScheduler(AsyncScheduler):
                 prefill += tokens
                 prefilling.append(request_id)
         running, waiting = self.get_request_counts()
-        self._in_flight.append((
-            output, started, len(output.num_scheduled_tokens), running, waiting, prefill,
-            output.total_num_scheduled_tokens - prefill, self.kv_cache_manager.usage, self._preempted,
-            getattr(self, self._batch_limit), self.max_num_scheduled_tokens, prefilling))
+        self._in_flight.append(
+            (
+                output,
+                started,
+                len(output.num_scheduled_tokens),
+                running,
+                waiting,
+                prefill,
+                output.total_num_scheduled_tokens - prefill,
+                self.kv_cache_manager.usage,
+                self._preempted,
+                getattr(self, self._batch_limit),
+                self.max_num_scheduled_tokens,
+                prefilling,
+            )
+        )
         self._preempted = 0
         return output
 
     def update_from_output(self, scheduler_output, model_runner_output):
         result = super().update_from_output(scheduler_output, model_runner_output)
         if not self._in_flight or self._in_flight[0][0] is not scheduler_output:
-            return result              # an empty step
+            return result  # an empty step
         _, started, *numbers, prefilling = self._in_flight.popleft()
         ended = _now()
         for request_id in prefilling:
@@ -125,6 +137,8 @@ class TracingScheduler(AsyncScheduler):
         queued = self._queued_ns.pop(request_id, None)
         if queued is not None:
             first = self._first_ns.pop(request_id, ended)
-            self._write(f"R,{request_id},{queued},{first},{ended},{request.num_output_tokens},"
-                        f"{self._cached.pop(request_id, 0)},{request.num_preemptions}\n")
+            self._write(
+                f"R,{request_id},{queued},{first},{ended},{request.num_output_tokens},"
+                f"{self._cached.pop(request_id, 0)},{request.num_preemptions}\n"
+            )
         return super()._free_request(request, *args, **kwargs)
