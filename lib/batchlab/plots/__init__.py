@@ -2,9 +2,10 @@
 
 from batchlab.plots.batch import running_batch, running_batches, timeline
 from batchlab.plots.captions import attach, caption
+from batchlab.plots.coverage import coverage
 from batchlab.plots.gather import points
 from batchlab.plots.limits import against, panels, side_by_side
-from batchlab.plots.saving import Shown, save
+from batchlab.plots.saving import Shown, save, slug
 from batchlab.plots.select import along
 from batchlab.plots.spreads import spread, tpot_spread, tpot_spreads
 
@@ -14,12 +15,14 @@ __all__ = [
     "along",
     "attach",
     "caption",
+    "coverage",
     "panels",
     "points",
     "running_batch",
     "running_batches",
     "save",
     "side_by_side",
+    "slug",
     "spread",
     "timeline",
     "tpot_spread",

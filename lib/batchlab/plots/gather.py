@@ -18,8 +18,10 @@ def points(cells: pd.DataFrame) -> pd.DataFrame:
     `reasons` (a list, every reason of every invalid repeat). `n` is 0 for a point that is not recorded.
     """
     by = [c for c in study.POINT if c in cells]
+    measured = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k != "invalid_reasons"]
+    told = ["n", "num_requests", "recorded", "reasons", *KEPT]
     if cells.empty:
-        return pd.DataFrame(columns=[*by, "recorded", "valid", "n"])
+        return pd.DataFrame(columns=[*by, *measured, *told])
     once = cells.drop_duplicates("cell") if "cell" in cells else cells
     averaged = study.aggregate(once, by=by)
     figures = {key(row, by): row for row in averaged.to_dict("records")}
@@ -31,8 +33,6 @@ def points(cells: pd.DataFrame) -> pd.DataFrame:
         row = point | figures.get(key(point, by), planned)
         row |= {"recorded": not done.empty, "reasons": reasons(group)}
         rows.append(row | {c: texts(done, c) or None for c in KEPT})
-    measured = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k != "invalid_reasons"]
-    told = ["n", "num_requests", "recorded", "reasons", *KEPT]
     columns = dict.fromkeys([*by, *averaged, *measured, *told])
     return pd.DataFrame(rows, columns=list(columns))
 

@@ -9,8 +9,8 @@ import pandas as pd
 STATISTICS = {
     "mean": "mean",
     "p50": "median",
-    "p90": "90th percentile",
-    "p99": "99th percentile",
+    "p90": "p90",
+    "p99": "p99",
     "min": "lowest",
     "max": "highest",
 }

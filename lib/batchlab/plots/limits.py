@@ -130,6 +130,38 @@ def draw_series(
     )
 
 
+def y_limits(shown: pd.DataFrame, metric: str, *, log_y: bool) -> tuple[float, float]:
+    """From 0 (or, on a log axis, over a factor of 4 at least) to a little above the highest value.
+
+    Intervals fit in as far as they do not dwarf the values: that of two repeats can be twelve times their spread,
+    and may run out of the panel.
+    """
+    y = shown[metric].astype(float)
+    low = shown[f"{metric}_lo"].astype(float) if f"{metric}_lo" in shown else y
+    high = shown[f"{metric}_hi"].astype(float) if f"{metric}_hi" in shown else y
+    if not log_y:
+        top = max(1.08 * y.max(), min(1.03 * np.nanmax([y.max(), high.max()]), 1.6 * y.max()))
+        return 0.0, top if top > 0 else 1.0
+    positive = y[y > 0]
+    if positive.empty:
+        return 0.1, 10.0
+    bottom = max(np.nanmin([positive.min(), low[low > 0].min()]), positive.min() / 3)
+    return log_limits(bottom, min(np.nanmax([positive.max(), high.max()]), positive.max() * 3))
+
+
+def log_limits(low: float, high: float) -> tuple[float, float]:
+    """Limits of a log axis: some room at both ends, and a factor of 4 at least."""
+    bottom, top = low / 1.25, high * 1.25
+    widen = max(1.0, (4 * bottom / top) ** 0.5)
+    return float(bottom / widen), float(top * widen)
+
+
+def empty_panel(ax: Axes, text: str) -> None:
+    """A panel that has nothing to show says why."""
+    ax.set_yticks([])
+    ax.text(0.5, 0.5, text, transform=ax.transAxes, ha="center", va="center", color=MUTED)
+
+
 def fixed_at(rows: pd.DataFrame, axis: str) -> str:
     """ "max_num_tokens 2048", the other limit where it is the same in all rows."""
     other = OTHER_AXIS.get(axis, "")
@@ -180,18 +212,14 @@ def against(
     ends = [
         draw_series(ax, rows, axis, metric, series_style(*key), band=band) for key, rows in series(points)
     ]
-    shown = (recorded(points) & points[metric].notna()).any()
-    if shown and not log_y:
-        ax.set_ylim(bottom=0)
-    if not shown:
-        ax.set_yticks([])
-        ax.text(
-            0.5, 0.5, "no cell recorded yet", transform=ax.transAxes, ha="center", va="center", color=MUTED
-        )
-    else:
+    shown = points[recorded(points) & points[metric].notna()]
+    if len(shown):
+        ax.set_ylim(*y_limits(shown, metric, log_y=log_y))
         ax.yaxis.set_major_formatter(
             FuncFormatter(lambda v, _: f"{v:,.0f}" if v >= 10 or v == int(v) else f"{v:g}")
         )
+    else:
+        empty_panel(ax, "no cell recorded yet" if len(points) else "not planned in this scenario")
     label_ends(ax, ends, points[axis].max())
     name = title if title is not None else (dataset_title(points.iloc[0]) if len(points) else "")
     panel_title(

@@ -82,6 +82,11 @@ def under(fig: Figure, caption: str) -> Any:
     return fig.text(0.01, -0.01, text, ha="left", va="top", fontsize=7.5, color=MUTED, in_layout=True)
 
 
+def slug(text: str) -> str:
+    """Any text as a part of a figure's name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") or "x"
+
+
 def write_if_changed(path: Path, data: bytes) -> None:
     """Replaces the file in one step, and leaves it (and its time) alone when nothing changed."""
     if path.exists() and path.read_bytes() == data:

@@ -88,7 +88,5 @@ def along(points: pd.DataFrame, axis: str, defaults: Any = None) -> pd.DataFrame
             continue
         default = dict(defaults or {}).get(other)
         at = default if default in counts.index and counts[default] > 1 else counts.idxmax()
-        kept.append(rows[rows[other] == at])
-    if not kept:
-        return points.iloc[0:0]
-    return pd.concat(kept).sort_values(axis, kind="stable")
+        kept.append(rows[rows[other] == at].sort_values(axis, kind="stable"))
+    return pd.concat(kept) if kept else points.iloc[0:0]

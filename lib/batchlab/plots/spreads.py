@@ -8,9 +8,20 @@ from matplotlib.axes import Axes
 
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import dataset_title
-from batchlab.plots.limits import fixed_at, limit_axis, missing_text, panel_title, panels, plain_log_y
+from batchlab.plots.limits import (
+    End,
+    empty_panel,
+    fixed_at,
+    label_ends,
+    limit_axis,
+    log_limits,
+    missing_text,
+    panel_title,
+    panels,
+    plain_log_y,
+)
 from batchlab.plots.select import SERIES, along, datasets, recorded, require, series, valid
-from batchlab.plots.style import MUTED, new_figure, series_style, styled
+from batchlab.plots.style import new_figure, series_style, styled
 
 COLUMNS = ("tpot_min_ms", "tpot_p50_ms", "tpot_max_ms")
 
@@ -23,7 +34,7 @@ def spread(cells: pd.DataFrame, axis: str) -> pd.DataFrame:
     """
     require(cells, axis, "dataset", *COLUMNS)
     by = ["dataset", *[c for c in SERIES if c in cells], axis]
-    good = cells[valid(cells)]
+    good = cells[valid(cells)].astype(dict.fromkeys(COLUMNS, float))
     table = (
         good.groupby(by, dropna=False, sort=False)
         .agg(
@@ -54,6 +65,7 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
     plain_log_y(ax)
     table = spread(cells, axis)
     groups = list(series(table)) if len(table) else []
+    ends: list[End] = []
     for place, ((engine, evidence, transport), rows) in enumerate(groups):
         look = series_style(engine, evidence, transport)
         rows = at_every(rows, axis, cells)
@@ -61,20 +73,14 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
         middle = rows["tpot_p50_ms"].to_numpy(float)
         ax.vlines(x, rows["tpot_min_ms"], rows["tpot_max_ms"], color=look.colour, linewidth=5, alpha=0.3)
         ax.plot(x, middle, marker=look.marker, linestyle=look.linestyle, color=look.colour, linewidth=1)
-        name_parts(ax, look.label, look.colour, x, rows, single=len(groups) == 1)
+        ends += part_names(look.label, look.colour, x, rows, single=len(groups) == 1)
     bad = cells[recorded(cells) & ~valid(cells)]
-    left_out = f"{len(bad)} invalid repeats left out" if len(bad) else ""
-    if not groups:
-        ax.set_yticks([])
-        ax.text(
-            0.5,
-            0.5,
-            "no valid cell recorded yet",
-            transform=ax.transAxes,
-            ha="center",
-            va="center",
-            color=MUTED,
-        )
+    left_out = f"{len(bad)} invalid repeat{'s' * (len(bad) != 1)} left out" if len(bad) else ""
+    if groups:
+        ax.set_ylim(*log_limits(table["tpot_min_ms"].min(), table["tpot_max_ms"].max()))
+        label_ends(ax, ends, cells[axis].max() / 1.5)
+    else:
+        empty_panel(ax, "no valid cell recorded yet" if len(cells) else "not planned in this scenario")
     panel_title(
         ax,
         dataset_title(cells.iloc[0]) if len(cells) else "",
@@ -90,22 +96,11 @@ def at_every(rows: pd.DataFrame, axis: str, cells: pd.DataFrame) -> pd.DataFrame
     return every.merge(rows, on=axis, how="left")
 
 
-def name_parts(ax: Axes, label: str, colour: str, x: np.ndarray, rows: pd.DataFrame, *, single: bool) -> None:
+def part_names(label: str, colour: str, x: np.ndarray, rows: pd.DataFrame, *, single: bool) -> list[End]:
     """Labels at the last bar: what top, dot and bottom are, or the engine's name where there are several."""
-    rows, x = rows.dropna(subset=["tpot_p50_ms"]), x[rows["tpot_p50_ms"].notna()]
-    last = rows.iloc[-1]
+    at, last = x[rows["tpot_p50_ms"].notna()][-1], rows.dropna(subset=["tpot_p50_ms"]).iloc[-1]
     marks = [("slowest", "tpot_max_ms"), ("median", "tpot_p50_ms"), ("fastest", "tpot_min_ms")]
-    for text, column in marks if single else [(label, "tpot_p50_ms")]:
-        ax.annotate(
-            text,
-            (x[-1], last[column]),
-            xytext=(8, 0),
-            textcoords="offset points",
-            color=colour,
-            fontsize=8.5,
-            va="center",
-            annotation_clip=False,
-        )
+    return [(at, last[column], text, colour) for text, column in (marks if single else [(label, "tpot_p50_ms")])]
 
 
 @styled

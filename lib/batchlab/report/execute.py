@@ -74,7 +74,7 @@ def execute(
     """
     values = parameters.check(notebook, {"scenario": scenario, **(extra or {})})
     target = target_of(notebook, scenario)
-    part, failed = target.with_suffix(".ipynb.part"), target.with_suffix(".failed.ipynb")
+    part, failed = target.with_suffix(".part.ipynb"), target.with_suffix(".failed.ipynb")
     target.parent.mkdir(parents=True, exist_ok=True)
     part.unlink(missing_ok=True)
     try:
@@ -100,8 +100,8 @@ def run(notebook: Path, part: Path, values: dict[str, Any], timeout_s: int, rela
         for attempt in range(1, STARTS + 1):
             try:
                 papermill.execute_notebook(
-                    notebook.resolve(),
-                    str(part).replace("{", "{{").replace("}", "}}"),
+                    parameters.literal(notebook.resolve()),
+                    parameters.literal(part),
                     parameters=values,
                     kernel_name=kernel,
                     cwd=paths.ROOT,

@@ -11,6 +11,7 @@ from pathlib import Path
 from batchlab import paths
 
 NAME = "python3"
+QUIET = ("--log-level=CRITICAL",)  # a kernel warns of its transport and of every interrupt
 
 
 @contextmanager
@@ -27,7 +28,7 @@ def own_kernel() -> Iterator[str]:
         (spec / "kernel.json").write_text(
             json.dumps(
                 {
-                    "argv": [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+                    "argv": [sys.executable, "-m", "ipykernel_launcher", *QUIET, "-f", "{connection_file}"],
                     "display_name": "Python 3 (batchlab)",
                     "language": "python",
                     "env": {"PYTHONPATH": library},

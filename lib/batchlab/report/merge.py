@@ -23,7 +23,7 @@ class Section:
 
 def executed(folder: Path) -> list[Path]:
     """The executed notebooks in a build folder, in order, without failures and unfinished copies."""
-    return sorted(p for p in folder.glob("*.ipynb") if not p.name.startswith(".") and ".failed" not in p.name)
+    return sorted(p for p in folder.glob("*.ipynb") if not p.name.startswith(".") and p.name.count(".") == 1)
 
 
 def failures(folder: Path) -> list[str]:
@@ -44,14 +44,26 @@ def merge(notebooks: list[Path]) -> tuple[nbformat.NotebookNode, list[Section]]:
             if HIDDEN_TAGS & set(cell.metadata.get("tags", [])):
                 continue
             if cell.cell_type == "markdown":
-                cell.source = without_title(cell.source, section.title)
-                if not cell.source.strip():
-                    continue
-                cell.source = deeper(cell.source)
+                cell.source = deeper(without_title(cell.source, section.title))
+            if not cell.source.strip():
+                continue
+            if joins(whole.cells[-1] if whole.cells else None, cell, section):
+                whole.cells[-1].source += "\n\n" + cell.source
+                whole.cells[-1].outputs += cell.outputs
+                continue
             cell.metadata["section"] = section.anchor
             cell["id"] = f"{path.stem}-{cell.get('id', len(whole.cells))}"
             whole.cells.append(cell)
     return whole, sections
+
+
+def joins(before: nbformat.NotebookNode | None, cell: nbformat.NotebookNode, section: Section) -> bool:
+    """Whether code continues the code before it because nothing was shown in between: one fold instead of two."""
+    if before is None or before.metadata.get("section") != section.anchor:
+        return False
+    if not before.cell_type == cell.cell_type == "code" or cell.metadata.get("tags"):
+        return False
+    return all(o.output_type == "stream" and o.name == "stderr" for o in before.outputs)
 
 
 def title_of(notebook: nbformat.NotebookNode) -> str | None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
-from papermill.inspection import _infer_parameters
+import papermill
 
 from batchlab import scenario
 from batchlab.errors import UsageError
@@ -27,7 +27,14 @@ def read_source(path: Path) -> nbformat.NotebookNode:
 
 def declared(path: Path) -> dict[str, str]:
     """The names in the cell tagged `parameters`, with their defaults as source text."""
-    return {p.name: p.default for p in _infer_parameters(read_source(path))}
+    read_source(path)
+    found = papermill.inspect_notebook(literal(path))
+    return {name: about["default"] for name, about in found.items()}
+
+
+def literal(path: Path) -> str:
+    """The path for Papermill, which would otherwise format what stands between braces."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def check(path: Path, given: dict[str, Any]) -> dict[str, Any]:

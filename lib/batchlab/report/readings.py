@@ -91,8 +91,14 @@ def read(points: pd.DataFrame, axis: str, metric: str, defaults: Any, say: Calla
 
 
 def times(ratio: float) -> str:
-    """A ratio as "6.4 times"."""
-    return f"{number(ratio)} times"
+    """A ratio as "6.4 times", without decimals from ten on."""
+    return f"{ratio:.1f} times" if ratio < 10 else f"{ratio:,.0f} times"
+
+
+def between(low: float, high: float) -> str:
+    """A range of ratios, or one ratio where both read the same."""
+    first, last = times(low), times(high)
+    return last if first == last else f"{first.removesuffix(' times')} to {last}"
 
 
 def change(curve: Curve, metric: str) -> str:
@@ -140,7 +146,7 @@ def throughput(
         if knee > last:
             return f"{sentence}, then falls to {number(c.y[last])} {unit} at {whole(c.x[last])}."
         if knee == last:
-            return f"{sentence}, and has not saturated at the largest value tried."
+            return f"{sentence}, and has not saturated at the largest value recorded."
         lower = f"{1 - c.y[last] / c.y[best]:.0%} lower"
         dip = f"; at {whole(c.x[last])} it is {lower}" if c.differ(best, last) else ""
         return f"{sentence}; from {whole(c.x[knee])} on it stays within {1 - SATURATED:.0%} of the best{dip}."
@@ -163,7 +169,7 @@ def ttft(points: pd.DataFrame, axis: str, defaults: Any = None, metric: str = "t
         if knee > last:
             return f"{sentence}, then rises to {number(c.y[last])} {unit} at {whole(c.x[last])}."
         if knee == last:
-            return f"{sentence}, and was still falling at the largest value tried."
+            return f"{sentence}, and was still falling at the largest value recorded."
         return f"{sentence}; from {whole(c.x[knee])} on it stays within {SETTLED - 1:.0%} of its lowest."
 
     return read(points, axis, metric, defaults, say)
@@ -197,9 +203,8 @@ def tpot_range(cells: pd.DataFrame, axis: str, defaults: Any = None) -> Reading:
             continue
         top, least = rows.loc[rows["ratio"].idxmax()], rows.loc[rows["ratio"].idxmin()]
         found.append(
-            f"{dataset}: the slowest request's TPOT is {number(least['ratio'])} to {number(top['ratio'])} "
-            f"times the fastest one's; the range is widest at {axis} {whole(top[axis])}, "
-            f"{number(top['tpot_min_ms'])} to {number(top['tpot_max_ms'])} ms."
+            f"{dataset}: the slowest request's TPOT is {between(least['ratio'], top['ratio'])} the fastest one's; "
+            f"the range is widest at {axis} {whole(top[axis])}, {number(top['tpot_min_ms'])} to {number(top['tpot_max_ms'])} ms."
         )
     return Reading(tuple(found) or ("Nothing is planned for this figure.",))
 
@@ -213,7 +218,7 @@ def running(points: pd.DataFrame, defaults: Any = None, metric: str = "running_b
         share = f"{c.y[last] / c.x[last]:.0%} of the limit"
         largest = f"at {whole(c.x[last])} the mean is {number(c.y[last])}, {share}"
         if full.all():
-            return f"the running batch fills at least {FOLLOWS:.0%} of every limit tried; {largest}."
+            return f"the running batch fills at least {FOLLOWS:.0%} of every limit recorded; {largest}."
         below = int(np.argmin(full))
         if below == 0:
             return (

@@ -36,7 +36,8 @@ def interval(row: pd.Series, metric: str) -> str:
     if not np.isfinite(reach):
         return number(value)
     digits = 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2
-    return f"{number(value)} ± {reach:,.{digits}f}"
+    told = f"{reach:,.{digits}f}"
+    return f"{number(value)} ± {told}" if float(told.replace(",", "")) else f"{number(value)} ± <{10**-digits:g}"
 
 
 def frugal_best(rows: pd.DataFrame, metric: str, *, highest: bool) -> pd.Series | None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchlab.plots.labels import metric_words, number, whole
@@ -44,7 +45,7 @@ class Table:
         )
         body = "".join(
             "<tr>"
-            + "".join(f"<td{c}>{html.escape(v)}</td>" for v, c in zip(row, classes, strict=True))
+            + "".join(f"<td{c or long(v)}>{html.escape(v)}</td>" for v, c in zip(row, classes, strict=True))
             + "</tr>"
             for row in self.rows
         )
@@ -63,23 +64,28 @@ class Table:
         return "\n".join(line(r) for r in (self.headings, *self.rows))
 
 
+def long(value: str) -> str:
+    """The class of a cell whose text may wrap."""
+    return ' class="long"' if len(value) > 40 else ""
+
+
 def text(column: str, value: Any) -> str:
     """One value as the table writes it."""
     if isinstance(value, (list, tuple)):
         return "; ".join(str(v) for v in value) or "–"
+    if isinstance(value, str):
+        return engine_name(value) if column == "engine" else value
     if isinstance(value, Mapping):
         return ", ".join(f"{k} {v}" for k, v in value.items())
     if value is None or pd.isna(value):
         return "–"
-    if column == "engine":
-        return engine_name(str(value))
     if column == "request_rate":
         return "all at once" if float(value) == float("inf") else f"{float(value):g} req/s"
-    if column in EXACT:
-        return whole(value)
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
-    return number(value) if isinstance(value, (int, float)) or hasattr(value, "dtype") else str(value)
+    if column in EXACT or isinstance(value, (int, np.integer)):
+        return whole(value)
+    return number(value) if isinstance(value, (float, np.floating)) else str(value)
 
 
 def heading(column: str) -> str:
@@ -96,7 +102,7 @@ def table(
     """The frame's columns (all, a list, or {column: heading}) as a Table, in the frame's order."""
     chosen = list(frame.columns if columns is None else columns)
     names = columns if isinstance(columns, Mapping) else {c: heading(c) for c in chosen}
-    numeric = tuple(c in EXACT or pd.api.types.is_numeric_dtype(frame[c]) for c in chosen)
+    numeric = tuple(not frame[c].map(lambda v: isinstance(v, (str, list))).any() for c in chosen)
     rows = tuple(tuple(text(c, row[c]) for c in chosen) for _, row in frame.iterrows())
     return Table(tuple(names[c] for c in chosen), rows, numeric, empty)
 

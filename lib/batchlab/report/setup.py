@@ -1,0 +1,140 @@
+"""What 01-setup tells: machine, engines, datasets, sweeps, and how long the missing cells will take."""
+
+from typing import Any
+
+import pandas as pd
+
+from batchlab import estimate, measure, paths
+from batchlab.plots.labels import length
+from batchlab.plots.select import recorded, valid
+from batchlab.plots.style import engine_name
+from batchlab.report.readings import Reading
+from batchlab.report.tables import Table, table, text
+from batchlab.study import Study
+
+
+def where(study: Study) -> Reading:
+    """Whether this machine can measure the scenario, and how much there is to measure."""
+    cells = study.cells()
+    absent = measure.missing(cells, study.store)
+    sentences = [
+        f"{len(cells)} cells are planned, {len(cells) - len(absent)} recorded, {len(absent)} missing."
+    ]
+    if absent:
+        reason = (study.can_measure() or "").replace(f"{paths.ROOT}/", "")
+        sentences.append(
+            f"They cannot be measured here: {reason}."
+            if reason
+            else f"Measuring them here takes about {clock(study, absent)}, engine starts included."
+        )
+    return Reading(tuple(sentences))
+
+
+def clock(study: Study, cells: list[Any]) -> str:
+    """The estimated time for these cells, in words."""
+    estimator = estimate.fit(study.store, study.cells())
+    starts = len({c.launch_key() for c in cells})
+    return estimate.clock(sum(estimator.seconds(c) for c in cells) + starts * estimator.start_s)
+
+
+def engines(study: Study) -> Table:
+    """A row an engine: version, model, what it is started with besides the limits."""
+    rows = []
+    for name, spec in study.scenario.engines.items():
+        options = {k: v for k, v in spec.options().items() if k != "args"} | dict(spec.args)
+        rows.append(
+            {
+                "engine": engine_name(name),
+                "version": spec.version,
+                "model": study.scenario.model,
+                "hardware": study.scenario.hardware,
+                "options": ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults",
+            }
+        )
+    return table(pd.DataFrame(rows))
+
+
+def datasets(study: Study) -> Table:
+    """A row a dataset: its kind and lengths in tokens."""
+    rows = []
+    for name, dataset in study.scenario.datasets.items():
+        spelled = dataset.model_dump()
+        lengths = [spelled.get("input_len"), spelled.get("output_len")]
+        shown = [length(v) if v is not None else "see the scenario" for v in lengths]
+        rows.append(
+            {"dataset": name, "kind": spelled["kind"], "input tokens": shown[0], "output tokens": shown[1]}
+        )
+    return table(pd.DataFrame(rows))
+
+
+def sweeps(study: Study) -> Table:
+    """A row a sweep: what it asks, its axes, its cells, those missing and their estimated time."""
+    frame, rows = study.frame(), []
+    for sweep in study.scenario.sweeps:
+        mine = frame[frame["sweep"] == sweep.name].drop_duplicates("cell")
+        gone = set(mine.loc[~recorded(mine), "cell"])
+        absent = [c for c in study.cells(sweep.name) if c.id in gone]
+        rows.append(
+            {
+                "sweep": sweep.name,
+                "question": sweep.question or "–",
+                "max_batch_size": values(mine["max_batch_size"]),
+                "max_num_tokens": values(mine["max_num_tokens"]),
+                "request rate": ", ".join(text("request_rate", rate) for rate in sweep.request_rate),
+                "cells": len(mine),
+                "valid": int(valid(mine).sum()),
+                "missing": len(absent),
+                "estimated": clock(study, absent) if absent else "–",
+            }
+        )
+    return table(pd.DataFrame(rows))
+
+
+def values(column: pd.Series) -> str:
+    """The distinct limits of a sweep, in order."""
+    return ", ".join(f"{int(v)}" for v in sorted(column.dropna().unique()))
+
+
+def provenance(study: Study, cells: pd.DataFrame) -> Table:
+    """A row a way of measuring: engine version as the engine itself says it, machine, commit, days, cells.
+
+    More than one row for an engine means that its cells do not all come from the same machine or commit.
+    """
+    done = cells[recorded(cells)].drop_duplicates("cell")
+    by = ["engine", "engine_version", "transport", "machine", "commit"]
+    rows = []
+    for key, group in done.groupby(by, dropna=False, sort=False):
+        days = sorted(str(v)[:10] for v in group["measured_at"].dropna())
+        rows.append(
+            dict(zip(by, key, strict=True))
+            | {
+                "recorded": " to ".join(dict.fromkeys([days[0], days[-1]])) if days else "–",
+                "cells": len(group),
+            }
+        )
+    return table(pd.DataFrame(rows, columns=[*by, "recorded", "cells"]), empty="No cell is recorded yet.")
+
+
+def cells_of(study: Study, sweep: str) -> pd.DataFrame:
+    """The sweep's cells, measured where that is possible; no row where the scenario lacks the sweep."""
+    return study.ensure(sweep) if study.has(sweep) else study.frame().iloc[0:0]
+
+
+def lowest_rate(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells of the lowest request rate in the frame: figures of one sweep show one rate."""
+    return cells[cells["request_rate"] == cells["request_rate"].min()]
+
+
+def representatives(cells: pd.DataFrame, defaults: Any) -> list[dict[str, Any]]:
+    """One valid cell with a trace a dataset: at the defaults if it is there, else at the largest batch."""
+    usable = cells[valid(cells) & cells["running_batch_mean"].notna()]
+    chosen = []
+    for _, rows in usable.groupby("dataset", sort=False):
+        limits = dict(defaults)
+        at = rows[
+            (rows["max_batch_size"] == limits["max_batch_size"])
+            & (rows["max_num_tokens"] == limits["max_num_tokens"])
+        ]
+        pool = at if len(at) else rows[rows["max_batch_size"] == rows["max_batch_size"].max()]
+        chosen.append(pool.sort_values("repeat", kind="stable").iloc[0].to_dict())
+    return chosen
