@@ -7,6 +7,7 @@ KV is stored by the next decode iteration; so a decoding sequence has `context =
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 
 import numpy as np
 
@@ -67,18 +68,18 @@ class DecodeSet:
     """Sequences that generate one token in each iteration, in the order in which they joined.
 
     A step costs no work per member: contexts are stored as offsets against a common tick, the ends lie in a heap, and the members
-    that need a new block at a step are those of one residue class. Leaving is explicit (`remove`): a policy may keep a finished
+    that need a new block at a step are those of one phase. Leaving is explicit (`remove`): a policy may keep a finished
     member for a while, as engines do that notice an end one iteration late.
     """
 
-    __slots__ = ("_ends", "_offsets", "_residues", "_serial", "block_size", "members", "tick")
+    __slots__ = ("_ends", "_offsets", "_phases", "_serial", "block_size", "members", "tick")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
         self.tick = 0
         self.members: dict[Sequence, None] = {}
         self._offsets = 0
-        self._residues = [0] * block_size
+        self._phases = [0] * block_size   # members by the tick, modulo the block size, at which they need a block
         self._ends: list[tuple[int, int, Sequence]] = []
         self._serial = 0
 
@@ -101,7 +102,7 @@ class DecodeSet:
         seq.end_tick = self.tick + seq.output - seq.produced
         self.members[seq] = None
         self._offsets += seq.offset
-        self._residues[seq.offset % self.block_size] += 1
+        self._phases[-seq.offset % self.block_size] += 1
         heapq.heappush(self._ends, (seq.end_tick, seq.entry, seq))
 
     def remove(self, seq: Sequence) -> None:
@@ -111,7 +112,7 @@ class DecodeSet:
         if stop > seq.joined_tick:
             seq.spans.append((seq.joined_tick, stop))
         self._offsets -= seq.offset
-        self._residues[seq.offset % self.block_size] -= 1
+        self._phases[-seq.offset % self.block_size] -= 1
         seq.context = seq.offset + self.tick
         seq.produced = min(seq.output, seq.output - (seq.end_tick - self.tick))
 
@@ -141,26 +142,30 @@ class DecodeSet:
         """Whether a heap entry is of a member, and not of an earlier membership of it."""
         return end[2] in self.members and end[1] == end[2].entry
 
+    def _next_phases(self, steps: int) -> list[int]:
+        """New blocks in each of the next `steps` iterations, at most a block's worth of them."""
+        start = self.tick % self.block_size
+        ahead = self._phases[start:start + steps]
+        return ahead + self._phases[:steps - len(ahead)]
+
     def blocks_needed(self, steps: int) -> int:
         """New blocks that the next `steps` iterations take."""
+        if steps == 1:
+            return self._phases[self.tick % self.block_size]
         rounds, rest = divmod(steps, self.block_size)
-        return rounds * len(self.members) + sum(
-            self._residues[-(self.tick + j) % self.block_size] for j in range(rest))
+        return rounds * len(self.members) + sum(self._next_phases(rest))
 
     def block_growth(self, steps: int) -> np.ndarray:
         """Blocks taken after each of the next `steps` iterations, cumulative: int64 (steps,)."""
-        one = [self._residues[-(self.tick + j) % self.block_size] for j in range(min(steps, self.block_size))]
-        return np.cumsum(np.resize(np.array(one, dtype=np.int64), steps))
+        period = np.array(self._next_phases(min(steps, self.block_size)), dtype=np.int64)
+        if steps > self.block_size:
+            period = np.tile(period, -(-steps // self.block_size))[:steps]
+        return period.cumsum()
 
     def steps_within(self, free: int) -> int:
         """The most iterations whose new blocks fit into `free`; a large number when there is no member."""
         if not self.members:
             return 1 << 40
         rounds, left = divmod(free, len(self.members))
-        steps = rounds * self.block_size
-        for j in range(self.block_size):
-            left -= self._residues[-(self.tick + j) % self.block_size]
-            if left < 0:
-                break
-            steps += 1
-        return steps
+        taken = accumulate(self._next_phases(self.block_size))
+        return rounds * self.block_size + sum(1 for _ in takewhile(lambda blocks: blocks <= left, taken))

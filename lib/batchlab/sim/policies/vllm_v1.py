@@ -36,11 +36,12 @@ class VllmV1(Policy):
         super().__init__(limits, KvBlocks(max(kv.total - 1, 1), kv.block_size), options)
         self.schedule_lag = self.finish_lag = 2 if options["async_scheduling"] else 1
         self.watermark_blocks = int(options["watermark"] * kv.total)
-        self.chunked: Sequence | None = None   # the one within its prompt; always the last that was admitted
+        self.running: dict[Sequence, None] = {}   # in the order of admission, with those whose end is unnoticed
+        self.chunked: Sequence | None = None      # the one within its prompt; always the last that was admitted
 
     @property
     def holding(self) -> int:
-        return super().holding + (self.chunked is not None)
+        return len(self.running)
 
     def schedule(self) -> Step | None:
         step = Step()
@@ -71,7 +72,7 @@ class VllmV1(Policy):
             headroom = self.watermark_blocks if self.holding else 0
             if self.kv.of(must_fit) + headroom > self.kv.free - granted:
                 return
-            self.waiting.popleft()
+            self.running[self.waiting.popleft()] = None
             self._prefill(step, seq, tokens)
             budget -= tokens
 
@@ -80,9 +81,20 @@ class VllmV1(Policy):
         self.chunked = seq if seq.context < seq.known else None
 
     def _last(self) -> Sequence:
-        return self.chunked or self.decodes.last()
+        return next(reversed(self.running))
 
     def _preempt(self, step: Step, seq: Sequence) -> None:
+        del self.running[seq]
         if seq is self.chunked:
             self.chunked = None
-        self.preempt(step, seq)
+        if seq.produced < seq.output or seq in self.decodes.members:
+            self.preempt(step, seq)
+            return
+        # its last token is still under way: it loses its blocks, and ends when the token is there
+        self.kv.used -= self.kv.of(seq.context)
+        seq.forget_cache()
+        step.preempted += 1
+
+    def retire(self, seq: Sequence) -> None:
+        super().retire(seq)
+        self.running.pop(seq, None)
