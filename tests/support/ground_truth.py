@@ -353,6 +353,7 @@ class Running:
     """A server process that this process started."""
 
     root: str
+    process: subprocess.Popen
 
     def url(self, **options) -> str:
         """A base URL that asks for these Options."""
@@ -380,7 +381,7 @@ def running(
         try:
             port = int(process.stdout.readline())
             name = f"[{host}]" if ":" in host else "localhost" if certificate else host
-            yield Running(f"{'https' if certificate else 'http'}://{name}:{port}")
+            yield Running(f"{'https' if certificate else 'http'}://{name}:{port}", process)
         finally:
             process.terminate()
 

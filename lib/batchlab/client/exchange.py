@@ -20,7 +20,7 @@ class Exchange:
 
     __slots__ = (
         "checked", "closed_ns", "due_ns", "error", "index", "input_len", "output_len", "payload", "reads",
-        "sent_ns", "sock", "started", "state", "times", "unsent",
+        "sent_ns", "sock", "stamps", "started", "state", "times", "unsent",
     )
 
     def __init__(self, index: int, input_len: int, output_len: int, due_ns: int, payload: bytes) -> None:
@@ -34,7 +34,8 @@ class Exchange:
         self.state = State.WAITING
         self.started = False                   # its time has come: sent as soon as it is connected
         self.sent_ns: int | None = None
-        self.times: list[int] = []
+        self.times: list[int] = []             # when each read was made
+        self.stamps: list[bytes] = []          # when the kernel got its bytes, as a timespec; none through TLS
         self.reads: list[bytes] = []
         self.checked = 0                       # reads when a silent connection was last looked at
         self.closed_ns: int | None = None      # when the server ended the connection

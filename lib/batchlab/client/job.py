@@ -25,5 +25,6 @@ class Result:
     cpu_s: float                   # of the loop alone
     wall_s: float
     loop_lag_p99_ms: float
+    receive_lag_p99_ms: float | None   # from a packet's arrival to its read; None: the reads' own times are used
     bytes: int
     connections_peak: int

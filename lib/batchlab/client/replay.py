@@ -26,10 +26,13 @@ CHUNKS_A_PROCESS = 20_000          # a second
 READY_LIMIT_S = 120
 
 ClientCheck = dict
-"""How the client itself did: processes, cpu_s (of the event loops), cpu_share_max (of the busiest process,
-0..1), send_lag_p99_ms and send_lag_max_ms (sent − scheduled), loop_lag_p99_ms (from a wake to the end of
-its handling, the worst process), chunks (that hold tokens), bytes, connections_peak (at once, summed over
-processes)."""
+"""How the client itself did:
+processes; cpu_s (of the event loops); cpu_share_max (of the busiest process, 0..1);
+send_lag_p99_ms, send_lag_max_ms (sent − scheduled);
+loop_lag_p99_ms (from a wake to the end of its handling, worst process);
+receive_lag_p99_ms (from the kernel's time of a packet to its read, worst process: what the records are free
+of, since they hold the kernel's times; None when they hold the reads' own, as through TLS or after a step
+of the clock); chunks (that hold tokens); bytes; connections_peak (at once, summed over processes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +252,7 @@ def _client_check(rows: list[dict], results: list[Result]) -> ClientCheck:
         "send_lag_p99_ms": float(np.percentile(lags, 99) * 1e3) if len(lags) else None,
         "send_lag_max_ms": float(lags.max() * 1e3) if len(lags) else None,
         "loop_lag_p99_ms": max(result.loop_lag_p99_ms for result in results),
+        "receive_lag_p99_ms": max((lag for r in results if (lag := r.receive_lag_p99_ms) is not None), default=None),
         "chunks": sum(row["chunks"] for row in rows),
         "bytes": sum(result.bytes for result in results),
         "connections_peak": sum(result.connections_peak for result in results),

@@ -11,47 +11,60 @@ from multiprocessing.connection import Connection
 
 import numpy as np
 
+from batchlab.client.clock import STEP_NS, arrivals, offset_ns
 from batchlab.client.exchange import Exchange
 from batchlab.client.job import Job, Result
 from batchlab.client.limits import raise_open_files
 from batchlab.client.loop import Abandoned, Loop
 from batchlab.client.rows import row
 from batchlab.client.target import tls_context
+from batchlab.client.wire import Wire
 from batchlab.errors import UsageError
 
 
 def work(job: Job, link: Connection) -> Result:
+    raise_open_files(len(job.items) if job.concurrency is None else job.concurrency)
     exchanges = [Exchange(index, n, m, round(at * 1e9), data) for index, n, m, at, data in job.items]
+    wire = Wire(job.family, job.address, (tls_context(), job.server_name) if job.server_name else None)
     loop = Loop(
-        exchanges=exchanges,
-        family=job.family,
-        address=job.address,
-        tls=(tls_context(), job.server_name) if job.server_name else None,
+        exchanges,
+        wire,
         concurrency=job.concurrency,
         closed_loop=job.closed_loop,
         timeout_ns=round(job.timeout_s * 1e9),
         silence_ns=round(job.silence_s * 1e9),
         abandon_fd=link.fileno(),
+        gather=job.server_name is None,
         progress=lambda done: link.send(("done", done)),
     )
-    raise_open_files(len(exchanges) if job.concurrency is None else job.concurrency)
     loop.open_first()
     link.send(("ready",))
     t0_ns = link.recv()
     gc.collect()
     gc.freeze()
     gc.disable()                   # a collection over a million stored reads takes longer than a token
-    cpu, wall = time.process_time(), time.monotonic()
+    offset, cpu, wall = offset_ns(), time.process_time(), time.monotonic()
     loop.run(t0_ns)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
+    stepped = abs(offset_ns() - offset) > STEP_NS
+    lags = [_use_arrivals(exchange, offset) for exchange in exchanges if exchange.stamps and not stepped]
     return Result(
         rows=[row(exchange, job.api, t0_ns, job.keep_chunks) for exchange in exchanges],
         cpu_s=cpu,
         wall_s=wall,
         loop_lag_p99_ms=_lag_p99_ms(np.frombuffer(loop.wakes, np.int64).reshape(-1, 2)),
+        receive_lag_p99_ms=float(np.percentile(np.concatenate(lags), 99)) / 1e6 if lags else None,
         bytes=sum(len(data) for exchange in exchanges for data in exchange.reads),
-        connections_peak=loop.peak,
+        connections_peak=wire.peak,
     )
+
+
+def _use_arrivals(exchange: Exchange, offset: int) -> np.ndarray:
+    """Puts the kernel's times in the place of the reads' own, and returns how far these lagged (ns)."""
+    arrived = arrivals(exchange.times, exchange.stamps, offset)
+    lag = np.asarray(exchange.times, np.int64) - arrived
+    exchange.times = arrived.tolist()
+    return lag
 
 
 def _lag_p99_ms(wakes: np.ndarray) -> float:

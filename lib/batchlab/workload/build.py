@@ -4,10 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from batchlab.errors import UsageError
 from batchlab.workload.arrivals import arrival_times
-from batchlab.workload.lengths import draw_lengths, fit
+from batchlab.workload.lengths import cut, draw_lengths, fit, shared_tokens
 from batchlab.workload.prompts import IdPrompts, TextPrompts
+from batchlab.workload.traces import BLOCK, Trace, read_trace
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -61,13 +64,31 @@ def build(
     """
     if num_requests < 1:
         raise UsageError(f"num_requests {num_requests} must be at least 1")
-    lengths, note = fit(draw_lengths(dataset, num_requests, seed), dataset, max_len)
-    times, concurrency = arrival_times(arrival, request_rate, len(lengths), seed)
-    prompts = (
-        TextPrompts(tokenizer, vocab_size, seed, nonce) if tokenizer else IdPrompts(vocab_size, seed, nonce)
-    )
+    trace = read_trace(dataset, num_requests) if dataset.get("kind") == "trace" else None
+    lengths, notes = (trace.lengths, trace.notes) if trace else draw_lengths(dataset, num_requests, seed)
+    if dataset.get("clip"):
+        lengths, cuts = cut(lengths, dataset["clip"])
+        notes = notes + cuts
+    lengths, cuts = fit(lengths, dataset.get("kind", "fixed"), max_len)
+    if trace and trace.blocks and (equal := _made_equal(trace, lengths)):
+        cuts = [*cuts, f"{equal} prompts became equal to another by the cut"]
+    recorded = trace.times if trace else None
+    times, concurrency = arrival_times(arrival, request_rate, num_requests, seed, recorded)
+    prompts = TextPrompts(tokenizer, vocab_size, seed, nonce) if tokenizer else IdPrompts(vocab_size, seed, nonce)
     requests = []
-    for index, ((input_len, output_len), at) in enumerate(zip(lengths, times, strict=True)):
-        ids, text = prompts.make(index, input_len)
-        requests.append(Request(index, float(at), ids, text, output_len))
-    return Workload(requests, note, concurrency)
+    for index, ((input_len, output_len), at) in enumerate(zip(lengths.tolist(), times.tolist(), strict=True)):
+        if trace and trace.blocks and trace.blocks[index]:
+            ids, text = prompts.make_of_blocks(index, input_len, trace.blocks[index], BLOCK)
+        else:
+            ids, text = prompts.make(index, input_len, shared_tokens(dataset, input_len))
+        requests.append(Request(index, at, ids, text, output_len))
+    return Workload(requests, "; ".join([*notes, *cuts]) or None, concurrency)
+
+
+def _made_equal(trace: Trace, lengths: np.ndarray) -> int:
+    """How many prompts of prefix blocks a cut made equal to another one."""
+
+    def distinct(lengths: np.ndarray) -> int:
+        return len({(n, blocks[: -(-n // BLOCK)]) for n, blocks in zip(lengths[:, 0].tolist(), trace.blocks, strict=True)})
+
+    return distinct(trace.lengths) - distinct(lengths)

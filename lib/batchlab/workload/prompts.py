@@ -1,4 +1,4 @@
-"""Prompts of an exact number of tokens, different from their first ids on."""
+"""Prompts of an exact number of tokens, different from their first ids on but for what they are to share."""
 
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -17,8 +17,11 @@ TRIES = 50
 
 
 class IdPrompts:
-    """Random ids. The first of request i is entry i of a random permutation of the vocabulary, so that no
-    two prompts of a cell share even one id as long as there are more ids than requests."""
+    """Random token ids.
+
+    The first id that prompt i has for itself is entry i of a random permutation of the vocabulary, so no
+    two prompts of a cell share even one id as long as there are more ids than requests.
+    """
 
     def __init__(self, vocab_size: int, seed: int, nonce: str) -> None:
         self._use(np.arange(RESERVED, vocab_size), seed, nonce)
@@ -26,25 +29,44 @@ class IdPrompts:
             raise UsageError(f"vocab_size {vocab_size} leaves no ids for prompts; use at least {RESERVED + 2}")
 
     def _use(self, ids: np.ndarray, seed: int, nonce: str) -> None:
-        self._ids, self._seed, self._nonce = ids, seed, nonce
-        self._first = generator("first", seed, nonce).permutation(ids)
+        self._ids, self._key = ids, (seed, nonce)
+        self._first = generator("first", *self._key).permutation(ids)
+        self._blocks: dict[int, np.ndarray] = {}
+        self._common = np.empty(0, np.int64)
 
-    def make(self, index: int, length: int) -> tuple[list[int], str | None]:
-        return self._draw(index, length), None
+    def make(self, index: int, length: int, shared: int = 0) -> tuple[list[int], str | None]:
+        """Ids and text (None here) of prompt `index`; its first `shared` tokens are those of every prompt."""
+        return self._draw(index, length, shared), None
 
-    def _draw(self, index: int, length: int, attempt: int = 0) -> list[int]:
-        random = generator("prompt", self._seed, self._nonce, index, attempt)
-        ids = self._ids[random.integers(len(self._ids), size=length)].tolist()
-        if ids:
-            ids[0] = int(self._first[(index + attempt) % len(self._first)])
-        return ids
+    def make_of_blocks(
+        self, index: int, length: int, blocks: tuple[int, ...], size: int
+    ) -> tuple[list[int], str | None]:
+        """The same, put together of `size` tokens for each block id: equal ids, equal tokens."""
+        return self._join(length, blocks, size), None
+
+    def _draw(self, index: int, length: int, shared: int, attempt: int = 0) -> list[int]:
+        own = self._random("prompt", index, attempt, size=length - shared)
+        if len(own):
+            own[0] = self._first[(index + attempt) % len(self._first)]
+        if shared > len(self._common):
+            self._common = self._random("common", size=max(shared, 4096, 2 * len(self._common)))
+        return np.concatenate((self._common[:shared], own)).tolist()
+
+    def _join(self, length: int, blocks: tuple[int, ...], size: int) -> list[int]:
+        for block in blocks:
+            if block not in self._blocks:
+                self._blocks[block] = self._random("block", block, size=size)
+        return np.concatenate([self._blocks[block] for block in blocks])[:length].tolist()
+
+    def _random(self, *key: object, size: int) -> np.ndarray:
+        return self._ids[generator(*key, *self._key).integers(len(self._ids), size=size)]
 
 
 class TextPrompts(IdPrompts):
-    """Text that the tokenizer makes exactly so many tokens of, with those that it adds itself (<s>), as a
-    server does.
+    """Text of which the tokenizer makes exactly so many tokens, with those that it adds itself (<s>), as in
+    a server.
 
-    Ids are drawn from those that survive decoding and encoding alone; joined they may still merge into
+    Ids are drawn from those that survive decoding and encoding alone. Joined they may still merge into
     other tokens, so the text is encoded again and cut or lengthened until its count is right.
     """
 
@@ -60,29 +82,44 @@ class TextPrompts(IdPrompts):
             raise UsageError("the tokenizer changes all its tokens in decoding; use prompt format ids")
         self._use(pool, seed, nonce)
 
-    def make(self, index: int, length: int) -> tuple[list[int], str]:
-        wanted = length - self._added
-        if wanted < 1:
+    def make(self, index: int, length: int, shared: int = 0) -> tuple[list[int], str]:
+        wanted = self._room(length)
+        shared = min(shared, wanted - 1)
+        return self._text(index, length, lambda attempt: self._draw(index, wanted, shared, attempt))
+
+    def make_of_blocks(
+        self, index: int, length: int, blocks: tuple[int, ...], size: int
+    ) -> tuple[list[int], str]:
+        wanted = self._room(length)
+        return self._text(index, length, lambda attempt: self._join(wanted, blocks, size))
+
+    def _room(self, length: int) -> int:
+        if length <= self._added:
             raise UsageError(
                 f"input_len {length} leaves no room for text, as the tokenizer adds {self._added} tokens itself; "
                 f"use at least {self._added + 1}, or prompt format ids"
             )
+        return length - self._added
+
+    def _text(self, index: int, length: int, draw) -> tuple[list[int], str]:
         for attempt in range(TRIES):
-            text = self._mend(self._draw(index, wanted, attempt), wanted, index, attempt)
-            if text is not None:
-                return self._tokenizer.encode(text).ids, text
+            found = self._mend(draw(attempt), length, index, attempt)
+            if found:
+                return found
         raise UsageError(
             f"the tokenizer makes no text of exactly {length} tokens; use another input_len or prompt format ids"
         )
 
-    def _mend(self, ids: list[int], wanted: int, index: int, attempt: int) -> str | None:
-        spare = iter(self._draw(index, wanted + 64, attempt + TRIES)[1:])
+    def _mend(self, ids: list[int], length: int, index: int, attempt: int) -> tuple[list[int], str] | None:
+        wanted = length - self._added
+        spare = iter(self._random("spare", index, attempt, size=wanted + TRIES).tolist())
         for _ in range(TRIES):
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
-            got = self._tokenizer.encode(text, add_special_tokens=False).ids
-            if len(got) == wanted and len(self._tokenizer.encode(text).ids) == wanted + self._added:
-                return text
-            ids = got[:wanted] + list(islice(spare, max(wanted - len(got), 0)))
+            code = self._tokenizer.encode(text)
+            if len(code.ids) == length:
+                return code.ids, text
+            own = [id for id, special in zip(code.ids, code.special_tokens_mask, strict=True) if not special]
+            ids = own[:wanted] + list(islice(spare, max(wanted - len(own), 0)))
         return None
 
 
