@@ -36,7 +36,7 @@ def words():
 
 
 def _trained(prefix_space, template):
-    text = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs", "how now 12345"] * 9
+    text = ["the quick brown fox jumps over the lazy dog", "pack my box with five dozen liquor jugs"] * 9
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
@@ -124,7 +124,7 @@ def test_text_is_exact_although_the_tokenizer_file_truncates_and_pads(words):
 
 def test_text_that_is_impossible_is_refused(words):
     wrapped = _trained(False, "<s> $A </s>")
-    with pytest.raises(UsageError, match="input_len 2 leaves no room .* at least 3"):
+    with pytest.raises(UsageError, match=r"input_len 2 leaves no room .* at least 3"):
         make({"input_len": 2, "output_len": 1}, tokenizer=wrapped, vocab_size=500)
     lossy = Tokenizer.from_str(words.to_str())
     lossy.decoder = decoders.Replace("w", "v")
@@ -185,7 +185,7 @@ def test_mixed_lengths_keep_their_shares_exactly_and_are_shuffled():
     drawn, _ = lengths({"kind": "mixed", "parts": parts}, num_requests=1001)
     long = drawn[:, 0] == 64
     assert long.sum() == 250 and (drawn[long, 1] == 32).all() and (drawn[~long] == [8, 4]).all()
-    assert 10 < np.flatnonzero(np.diff(long)).size and long[:500].sum() < 200
+    assert np.flatnonzero(np.diff(long)).size > 10 and long[:500].sum() < 200
 
 
 @pytest.mark.parametrize(("dataset", "words"), [
@@ -222,7 +222,8 @@ def test_all_at_once():
 
 
 @pytest.mark.parametrize("arrival", [
-    None, {"kind": "constant"}, {"kind": "poisson"}, {"kind": "gamma", "burstiness": 0.25}, {"kind": "gamma", "burstiness": 50},
+    None, {"kind": "constant"}, {"kind": "poisson"}, {"kind": "gamma", "burstiness": 0.25},
+    {"kind": "gamma", "burstiness": 50},
 ])
 @pytest.mark.parametrize("rate", [0.5, 4, 1000])
 def test_every_process_meets_the_asked_rate_exactly(arrival, rate):
@@ -354,7 +355,8 @@ def test_mooncake_blocks_are_shared_prefixes(tmp_path, words):
         assert shape(workload) == [(0, 1300, 3), (1.5, 1024, 9), (3, 600, 2)]
         first, second, third = (r.prompt_ids for r in workload.requests)
         assert first[:512] == second[:512]
-        assert len({tuple(ids) for ids in (first[512:576], second[512:576], first[:64], third[:64], third[512:576])}) == 5
+        starts = (first[:64], third[:64], first[512:576], second[512:576], third[512:576])
+        assert len({tuple(ids) for ids in starts}) == 5
     other = trace(tmp_path, MOONCAKE, "mooncake", 3, nonce="another cell")
     assert other.requests[0].prompt_ids[:8] != first[:8]
 
@@ -380,7 +382,7 @@ def test_a_cut_that_makes_prompts_equal_says_so(tmp_path):
     ("mooncake", MOONCAKE.replace("1024", "1025"), ":2: 2 hash_ids do not fit input_length 1025"),
     ("mooncake", MOONCAKE.replace("1024", '"1024"'), ":2: input_length is '1024', not a whole number"),
     ("mooncake", MOONCAKE.replace("[0, 3]", '["a", 3]'), ":2: hash_ids must be a list of whole numbers"),
-    ("azure", AZURE[: AZURE.index("2023-11-16 18:16:03")], "holds 2 usable requests, 3 are asked for: lower num_requests"),
+    ("azure", AZURE[: AZURE.index("2023-11-16 18:16:03")], "holds 2 usable requests, 3 are asked for: lower num_"),
     ("parquet", AZURE, "format 'parquet' is unknown"),
 ])
 def test_a_damaged_trace_is_named_with_its_line_and_the_mend(tmp_path, form, text, words):

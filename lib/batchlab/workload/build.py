@@ -89,6 +89,7 @@ def _made_equal(trace: Trace, lengths: np.ndarray) -> int:
     """How many prompts of prefix blocks a cut made equal to another one."""
 
     def distinct(lengths: np.ndarray) -> int:
-        return len({(n, blocks[: -(-n // BLOCK)]) for n, blocks in zip(lengths[:, 0].tolist(), trace.blocks, strict=True)})
+        pairs = zip(lengths[:, 0].tolist(), trace.blocks, strict=True)
+        return len({(length, blocks[: -(-length // BLOCK)]) for length, blocks in pairs})
 
     return distinct(trace.lengths) - distinct(lengths)
