@@ -93,7 +93,8 @@ def test_cuda_visible_devices_chooses(visible: str, first: str | None, monkeypat
 @pytest.mark.parametrize(("product", "hardware"), [
     ("NVIDIA H200", "h200_sxm"), ("NVIDIA H100 80GB HBM3", "h100_sxm"), ("NVIDIA A100-SXM4-80GB", "a100_sxm"),
     ("NVIDIA A100 80GB PCIe", "a100_pcie"), ("NVIDIA H100 NVL", "h100_nvl"), ("NVIDIA L40S", "l40s"),
-    ("Tesla T4", "t4"), ("NVIDIA GB200", "gb200"), ("NVIDIA GeForce RTX 4090", "geforce_rtx_4090")])
+    ("Tesla T4", "t4"), ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000_server"),
+    ("NVIDIA GB200", "gb200"), ("NVIDIA GeForce RTX 4090", "geforce_rtx_4090")])
 def test_hardware_names_follow_aiconfigurator(product: str, hardware: str) -> None:
     assert provenance.gpu_hardware(product) == hardware
 

@@ -3,6 +3,7 @@
 pip itself runs here, without a network, on wheels that the tests make.
 """
 
+import ast
 import importlib.metadata
 import platform
 import re
@@ -59,6 +60,20 @@ def test_locks_pin_everything_that_was_asked_for(lock: str) -> None:
     assert names and names <= setup_engine.packages(REQUIREMENTS / f"{lock}.txt")
     loose = re.findall(r"^[A-Za-z0-9].*$", (REQUIREMENTS / f"{lock}.txt").read_text(), re.MULTILINE)
     assert all("==" in line for line in loose)
+
+
+def test_everything_that_the_library_imports_is_asked_for() -> None:
+    """What happens to be installed, or comes along with something else, can be gone tomorrow."""
+    asked = {name.lower() for name in re.findall(r"^([A-Za-z0-9][\w.-]*)", (REQUIREMENTS / "lab.in").read_text(), re.M)}
+    owners, missing = importlib.metadata.packages_distributions(), {}
+    for path in (paths.ROOT / "lib").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            named = [a.name for a in node.names] if isinstance(node, ast.Import) else \
+                [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+            for module in {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"batchlab", "vllm"}:
+                if not {owner.lower() for owner in owners.get(module, [module])} & asked:
+                    missing[module] = path.name
+    assert not missing
 
 
 def test_no_lock_holds_a_torch_that_pip_would_take_from_pypi() -> None:

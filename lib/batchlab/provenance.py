@@ -70,7 +70,7 @@ def gpu_hardware(name: str) -> str:
     # A server part without PCIe or NVL in its name is the SXM one: NVML says just "NVIDIA H200".
     chip = next((w for w in words if re.fullmatch(r"[ahb]\d00", w)), None)
     if chip is None:
-        return "_".join(w for w in words if not re.fullmatch(r"\d+gb", w))
+        return "_".join(w for w in words if not re.fullmatch(r"\d+gb|blackwell|ada|generation|edition", w))
     form = next((f for f in ("pcie", "nvl") if f in words), "sxm")
     return f"{chip}_{form}"
 
