@@ -116,14 +116,14 @@ def timeline(iterations: pd.DataFrame, cell: Mapping[str, Any] | pd.Series) -> l
         heights = np.asarray(values, float)
         ax.stairs(heights, t, color=shade, **options)
 
-    step(axes[0], rows["running"], hue, linewidth=1.4)
+    step(axes[0], rows["running"], hue, linewidth=1.4, baseline=None)
     limit_line(axes[0], cell.get("max_batch_size"), "max_batch_size")
-    step(axes[1], rows["waiting"], hue, linewidth=1.4)
+    step(axes[1], rows["waiting"], hue, linewidth=1.4, baseline=None)
     decode, prefill = rows["decode_tokens"].to_numpy(float), rows["prefill_tokens"].to_numpy(float)
     step(axes[2], decode + prefill, "#9ecae1", baseline=decode, fill=True, linewidth=0)
     step(axes[2], decode, hue, fill=True, linewidth=0)
     limit_line(axes[2], cell.get("max_num_tokens"), "max_num_tokens")
-    step(axes[3], rows["kv_use"].fillna(0), hue, linewidth=1.4)
+    step(axes[3], rows["kv_use"].fillna(0), hue, linewidth=1.4, baseline=None)
     axes[3].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if rows["kv_use"].max() > 0.05 else 1))
     preempted = rows.loc[rows["preemptions"] > 0, "scheduled_s"].to_numpy(float) - start
     if len(preempted):

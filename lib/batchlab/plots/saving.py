@@ -30,7 +30,7 @@ class Shown:
     def _repr_html_(self) -> str:
         data = base64.b64encode(self.svg).decode()
         return (
-            f'<figure id="figure-{self.name}"><div class="scroll">'
+            f'<figure id="figure-{self.name}"><div class="scroll" tabindex="0">'
             f'<img src="data:image/svg+xml;base64,{data}" alt="{html.escape(self.alt, quote=True)}"></div>'
             f"<figcaption>{html.escape(self.caption)}</figcaption></figure>"
         )

@@ -204,7 +204,8 @@ def tpot_range(cells: pd.DataFrame, axis: str, defaults: Any = None) -> Reading:
         top, least = rows.loc[rows["ratio"].idxmax()], rows.loc[rows["ratio"].idxmin()]
         found.append(
             f"{dataset}: the slowest request's TPOT is {between(least['ratio'], top['ratio'])} the fastest one's; "
-            f"the range is widest at {axis} {whole(top[axis])}, {number(top['tpot_min_ms'])} to {number(top['tpot_max_ms'])} ms."
+            f"the range is widest at {axis} {whole(top[axis])}, "
+            f"{number(top['tpot_min_ms'])} to {number(top['tpot_max_ms'])} ms."
         )
     return Reading(tuple(found) or ("Nothing is planned for this figure.",))
 
