@@ -20,6 +20,7 @@ from batchlab.errors import EngineError, UsageError
 from batchlab.records import REQUESTS, table
 from batchlab.workload import Request, Workload
 from support.ground_truth import running
+from support.tls import tls_in_front
 
 LATE_S = 1e-5      # two clocks are read a few nanoseconds apart
 
@@ -454,16 +455,18 @@ def _has_openssl():
     return which("openssl") is not None
 
 
-def test_https(certificate, monkeypatch):
-    with running("localhost", str(certificate)) as server:
-        monkeypatch.setenv("SSL_CERT_FILE", str(certificate.parent / "cert.pem"))
+def test_https(server, certificate, monkeypatch):
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate.parent / "cert.pem"))
+    with tls_in_front(int(server.root.rpartition(":")[2]), certificate) as port:
+        url = f"https://localhost:{port}/pad=20000,gap_ms=2"
         workload = load(6, 20, words=20_000, at=lambda n: n * 0.02)
-        replayed = ask(server, workload=workload, options={"pad": 20_000, "gap_ms": 2})
+        replayed = replay(Target(url, "openai-completions", "m"), workload, lead_s=0.05)
         assert {r["error"] for r in replayed.rows} == {None} and {r["tokens"] for r in replayed.rows} == {20}
         assert replayed.check["receive_lag_p99_ms"] is None
 
 
-def test_https_with_a_certificate_that_nobody_vouches_for(certificate, monkeypatch):
+def test_https_with_a_certificate_that_nobody_vouches_for(server, certificate, monkeypatch):
     monkeypatch.delenv("SSL_CERT_FILE", raising=False)
-    with running("localhost", str(certificate)) as server, pytest.raises(EngineError, match="certificate"):
-        ask(server)
+    plain = int(server.root.rpartition(":")[2])
+    with tls_in_front(plain, certificate) as port, pytest.raises(EngineError, match="certificate"):
+        replay(Target(f"https://localhost:{port}", "tgi", "m"), load(1))
