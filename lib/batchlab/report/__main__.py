@@ -28,22 +28,29 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done, 1 a notebook failed, 2 bad input. The written file's path goes to standard output."""
     args = parser().parse_args(argv)
-    # imported late: Papermill and nbconvert take a second to load, which a usage error should not cost
-    from batchlab.report import execute, index, parameters, render
+    # imported late, each only where it is used: Papermill and nbconvert take a second or two to load
+    from batchlab.report import execute
+    from batchlab.report.parameters import parse
 
     try:
         if args.command == "execute":
             if args.timeout is not None and args.timeout <= 0:
                 raise UsageError(f"--timeout {args.timeout}: give a positive number of seconds")
-            extra = dict(parameters.parse(text) for text in args.set)
+            extra = dict(parse(text) for text in args.set)
             path = execute.execute(
                 execute.find(args.notebook),
                 args.scenario,
                 extra=extra,
                 timeout_s=args.timeout or execute.CELL_TIMEOUT_S,
             )
+        elif args.command == "render":
+            from batchlab.report.render import render
+
+            path = render(args.scenario)
         else:
-            path = render.render(args.scenario) if args.command == "render" else index.index()
+            from batchlab.report.index import index
+
+            path = index()
     except UsageError as error:
         print(f"batchlab: {error}", file=sys.stderr)
         return 2

@@ -124,22 +124,26 @@ def any_cell_ran(part: Path) -> bool:
     if not part.exists():
         return False
     cells = nbformat.read(part, as_version=4).cells
-    return any(state(cell) in ("running", "completed", "failed") for cell in cells)
+    return any(cell.cell_type == "code" and state(cell) != "pending" for cell in cells)
 
 
 def state(cell: nbformat.NotebookNode) -> str:
+    """Papermill's note on a cell: pending, running, completed or failed."""
     return str(cell.metadata.get("papermill", {}).get("status") or "pending")
 
 
 def where_stopped(part: Path) -> str:
-    """ "cell 4 (`study.ensure(…)`)": the cell that failed or was running, code cells counted from 1."""
-    cells = [c for c in nbformat.read(part, as_version=4).cells if c.cell_type == "code"]
-    errors = [i for i, c in enumerate(cells) if any(o.output_type == "error" for o in c.get("outputs", []))]
-    busy = [i for i, c in enumerate(cells) if state(c) in ("running", "failed")]
-    for i in (*errors, *busy):
-        first = next((line for line in cells[i].source.splitlines() if line.strip()), "")
-        return f"cell {i + 1} (`{first[:60]}`)"
-    return "after its last cell" if any(state(c) == "completed" for c in cells) else "before the first cell"
+    """"cell 4 (`study.ensure(…)`)": the last cell that was begun, the source's code cells counted from 1.
+
+    Papermill marks the cell in which a kernel dies or a time limit ends as completed, so marks do not tell more.
+    """
+    cells = [c for c in nbformat.read(part, as_version=4).cells
+             if c.cell_type == "code" and "injected-parameters" not in c.metadata.get("tags", [])]
+    begun = [i for i, c in enumerate(cells) if state(c) != "pending"]
+    if not begun:
+        return "before the first cell"
+    first = next((line for line in cells[begun[-1]].source.splitlines() if line.strip()), "")
+    return f"cell {begun[-1] + 1} (`{first[:60]}`)"
 
 
 def one_line(error: BaseException) -> str:

@@ -49,7 +49,8 @@ class Table:
             + "</tr>"
             for row in self.rows
         )
-        return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        return f'<div class="scroll" tabindex="0">{table}</div>'
 
     def __repr__(self) -> str:
         if not self.rows:
