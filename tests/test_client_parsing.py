@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from batchlab.client import http
+from batchlab.client import http, rows
 from batchlab.client.exchange import Exchange
-from batchlab.client.rows import request_row, row
+from batchlab.client.rows import request_row
 from batchlab.client.sse import Events
 from batchlab.client.stream import read_stream
 from batchlab.workload import Request
@@ -46,6 +46,10 @@ def exchange(reads, times=None, closed=None):
     answered.times = list(times or range(1000, 1000 + len(answered.reads)))
     answered.closed_ns = closed
     return answered
+
+
+def row(answered, api, t0_ns, keep_chunks):
+    return rows.row(answered, rows.read(answered, api), t0_ns, keep_chunks)
 
 
 def answer(*events, api="openai-completions", end=b""):

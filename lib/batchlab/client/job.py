@@ -26,5 +26,6 @@ class Result:
     wall_s: float
     loop_lag_p99_ms: float
     receive_lag_p99_ms: float | None   # from a packet's arrival to its read; None: the reads' own times are used
+    merged_chunks: int             # that were read together with the next one of their stream
     bytes: int
     connections_peak: int

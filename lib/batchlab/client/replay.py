@@ -30,9 +30,12 @@ ClientCheck = dict
 processes; cpu_s (of the event loops); cpu_share_max (of the busiest process, 0..1);
 send_lag_p99_ms, send_lag_max_ms (sent − scheduled);
 loop_lag_p99_ms (from a wake to the end of its handling, worst process);
-receive_lag_p99_ms (from the kernel's time of a packet to its read, worst process: what the records are free
-of, since they hold the kernel's times; None when they hold the reads' own, as through TLS or after a step
-of the clock); chunks (that hold tokens); bytes; connections_peak (at once, summed over processes)."""
+receive_lag_p99_ms (from a packet's arrival, as the kernel stamped it, to its read; worst process). The records are
+  free of it, since they hold the kernel's times; None when they hold those of the reads, as through TLS or after
+  a step of the clock;
+merged_share (of the chunks, those read together with the next one of their stream: their own times are lost, whether
+  the client was late or the engine sent them as one);
+chunks (that hold tokens); bytes; connections_peak (at once, summed over processes)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,8 @@ def _gather(workers, wanted, complaints, limit_s, on_done) -> list:
 
 
 def _client_check(rows: list[dict], results: list[Result]) -> ClientCheck:
+    chunks = sum(row["chunks"] for row in rows)
+    received = [r.receive_lag_p99_ms for r in results if r.receive_lag_p99_ms is not None]
     lags = np.array([row["sent_s"] - row["scheduled_s"] for row in rows if row["sent_s"] is not None])
     return {
         "processes": len(results),
@@ -252,8 +257,9 @@ def _client_check(rows: list[dict], results: list[Result]) -> ClientCheck:
         "send_lag_p99_ms": float(np.percentile(lags, 99) * 1e3) if len(lags) else None,
         "send_lag_max_ms": float(lags.max() * 1e3) if len(lags) else None,
         "loop_lag_p99_ms": max(result.loop_lag_p99_ms for result in results),
-        "receive_lag_p99_ms": max((lag for r in results if (lag := r.receive_lag_p99_ms) is not None), default=None),
-        "chunks": sum(row["chunks"] for row in rows),
+        "receive_lag_p99_ms": max(received) if received else None,
+        "merged_share": sum(result.merged_chunks for result in results) / max(chunks, 1),
+        "chunks": chunks,
         "bytes": sum(result.bytes for result in results),
         "connections_peak": sum(result.connections_peak for result in results),
     }

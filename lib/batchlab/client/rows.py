@@ -13,17 +13,17 @@ _INT32 = 2**31 - 1
 _INT16 = 2**15 - 1
 
 
-def row(exchange: Exchange, api: str, t0_ns: int, keep_chunks: bool) -> dict:
-    """The client's columns of REQUESTS for one HTTP exchange."""
-    stream, end = Stream(), None
+def read(exchange: Exchange, api: str) -> Stream:
+    """The stream that one HTTP exchange brought, or what went wrong with it."""
+    stream = Stream()
     error = exchange.error
     if exchange.times:
         response = parse(exchange.reads, exchange.times, exchange.closed_ns)
-        end = response.end
         try:
             stream = _answer(response, api)
         except (AttributeError, TypeError, KeyError, ValueError) as fault:
             stream = Stream(error=one_line(f"an event has an unknown shape: {fault!r}"))
+        stream.end = response.end
         # a whole stream needs no good end of its connection; what the server said tells more than how it
         # ended
         if stream.error is None or error is None or response.complete or _said_by_server(response, stream):
@@ -31,8 +31,13 @@ def row(exchange: Exchange, api: str, t0_ns: int, keep_chunks: bool) -> dict:
     elif error is None:
         error = "the server closed the connection without an answer"
     stream.error = error
+    return stream
+
+
+def row(exchange: Exchange, stream: Stream, t0_ns: int, keep_chunks: bool) -> dict:
+    """The client's columns of REQUESTS for one HTTP exchange."""
     sent = exchange.input_len, exchange.output_len
-    return _row(exchange.index, sent, exchange.due_ns, exchange.sent_ns, end, stream, t0_ns, keep_chunks)
+    return _row(exchange.index, sent, exchange.due_ns, exchange.sent_ns, stream, t0_ns, keep_chunks)
 
 
 def request_row(request: Request, raw: dict, t0_ns: int, *, keep_chunks: bool) -> dict:
@@ -46,13 +51,12 @@ def request_row(request: Request, raw: dict, t0_ns: int, *, keep_chunks: bool) -
         prompt_tokens=raw["prompt_tokens"],
         finish_reason=raw["finish_reason"],
         error=raw["error"],
+        end=raw["end_ns"],
     )
     if stream.error is None and not stream.times:
         stream.error = f"no token came (finish reason {stream.finish_reason})"
     sent = len(request.prompt_ids), request.output_len
-    return _row(
-        request.index, sent, raw["scheduled_ns"], raw["sent_ns"], raw["end_ns"], stream, t0_ns, keep_chunks
-    )
+    return _row(request.index, sent, raw["scheduled_ns"], raw["sent_ns"], stream, t0_ns, keep_chunks)
 
 
 def _row(
@@ -60,7 +64,6 @@ def _row(
     lengths: tuple[int, int],
     due_ns: int,
     sent_ns: int | None,
-    end_ns: int | None,
     stream: Stream,
     t0_ns: int,
     keep_chunks: bool,
@@ -75,7 +78,7 @@ def _row(
         "sent_s": None if sent_ns is None else (sent_ns - t0_ns) / 1e9,
         "first_s": (stream.times[0] - t0_ns) / 1e9 if ok else None,
         "last_s": (stream.times[-1] - t0_ns) / 1e9 if ok else None,
-        "end_s": ((end_ns or stream.times[-1]) - t0_ns) / 1e9 if ok else None,
+        "end_s": ((stream.end or stream.times[-1]) - t0_ns) / 1e9 if ok else None,
         "tokens": stream.tokens,
         "first_tokens": stream.counts[0] if stream.counts else 0,
         "chunks": len(stream.times),

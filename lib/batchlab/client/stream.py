@@ -19,7 +19,7 @@ DONE = b"[DONE]"
 
 @dataclass(slots=True)
 class Stream:
-    """Token-holding chunks in order: `times` (ns), `counts` (tokens of each)."""
+    """Token-holding chunks in order: `times` (ns), `counts` (tokens of each). end: when the answer ended (ns)."""
 
     times: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
@@ -29,6 +29,7 @@ class Stream:
     cached_tokens: int | None = None
     finish_reason: str | None = None
     error: str | None = None
+    end: int | None = None
 
 
 def one_line(text: object, limit: int = 300) -> str:

@@ -16,7 +16,7 @@ from batchlab.client.exchange import Exchange
 from batchlab.client.job import Job, Result
 from batchlab.client.limits import raise_open_files
 from batchlab.client.loop import Abandoned, Loop
-from batchlab.client.rows import row
+from batchlab.client.rows import read, row
 from batchlab.client.target import tls_context
 from batchlab.client.wire import Wire
 from batchlab.errors import UsageError
@@ -48,8 +48,10 @@ def work(job: Job, link: Connection) -> Result:
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
     stepped = abs(offset_ns() - offset) > STEP_NS
     lags = [_use_arrivals(exchange, offset) for exchange in exchanges if exchange.stamps and not stepped]
+    streams = [read(exchange, job.api) for exchange in exchanges]
     return Result(
-        rows=[row(exchange, job.api, t0_ns, job.keep_chunks) for exchange in exchanges],
+        rows=[row(x, stream, t0_ns, job.keep_chunks) for x, stream in zip(exchanges, streams, strict=True)],
+        merged_chunks=sum(int((np.diff(stream.times) == 0).sum()) for stream in streams),
         cpu_s=cpu,
         wall_s=wall,
         loop_lag_p99_ms=_lag_p99_ms(np.frombuffer(loop.wakes, np.int64).reshape(-1, 2)),
