@@ -2,9 +2,9 @@
 
     python benchmarks/simulator/a100_study.py [--processes N] [--csv FILE] [--equal-kernels]
 
-2 datasets of 1,024 requests x 40 limits x 2 request rates x 4 engines on an A100-SXM-80G with Llama-3-8B. Prints the seconds, and
-what the study says about claims 16, 24 and 29. With --equal-kernels all engines run on vLLM's operator times: what is then left of a
-difference comes from scheduling.
+2 datasets of 1,024 requests x 40 limits x 2 request rates x 4 engines on an A100-SXM-80G with Llama-3-8B. Prints
+the seconds, and what the study says about claims 16, 24 and 29. With --equal-kernels all engines run on vLLM's
+operator times: what is then left of a difference comes from scheduling.
 """
 
 import argparse
@@ -20,8 +20,12 @@ from batchlab.sim import SimResult
 from batchlab.sim.grid import simulate_many
 
 DATASETS = {"prefill-heavy": (768, 128), "decode-heavy": (128, 768)}
-ENGINES = {"vllm-v0": ("vllm-v0", {}), "vllm-v0 multi-step": ("vllm-v0", {"num_scheduler_steps": 8}), "vllm-v1": ("vllm-v1", {}),
-           "tensorrt-llm": ("tensorrt-llm", {})}
+ENGINES = {
+    "vllm-v0": ("vllm-v0", {}),
+    "vllm-v0 multi-step": ("vllm-v0", {"num_scheduler_steps": 8}),
+    "vllm-v1": ("vllm-v1", {}),
+    "tensorrt-llm": ("tensorrt-llm", {}),
+}
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 TOKENS = (1024, 2048, 4096, 8192, 16384)
 RATES = (None, 4.0)
@@ -45,23 +49,43 @@ def cells(equal_kernels: bool) -> list[tuple[dict[str, Any], dict[str, Any]]]:
                 for batch in BATCHES:
                     for tokens in TOKENS:
                         requests = [(float(at), prompt, output) for at in times[rate]]
-                        made.append((
-                            {"engine": name, "dataset": dataset, "rate": rate or "inf", "batch": batch, "tokens": tokens},
-                            {"engine": engine, "hardware": "a100_sxm", "model": "llama-3-8b", "requests": requests,
-                             "max_batch_size": batch, "max_num_tokens": tokens, "policy_options": options,
-                             "kernels": "vllm" if equal_kernels else None}))
+                        made.append(
+                            (
+                                {
+                                    "engine": name,
+                                    "dataset": dataset,
+                                    "rate": rate or "inf",
+                                    "batch": batch,
+                                    "tokens": tokens,
+                                },
+                                {
+                                    "engine": engine,
+                                    "hardware": "a100_sxm",
+                                    "model": "llama-3-8b",
+                                    "requests": requests,
+                                    "max_batch_size": batch,
+                                    "max_num_tokens": tokens,
+                                    "policy_options": options,
+                                    "kernels": "vllm" if equal_kernels else None,
+                                },
+                            )
+                        )
     return made
 
 
 def reduce(_: int, result: SimResult) -> dict[str, float]:
     """The figures of a cell that the article shows."""
-    first, last, scheduled, tokens = (np.array([row[k] for row in result.rows], dtype=float)
-                                      for k in ("first_s", "last_s", "scheduled_s", "tokens"))
-    return {"throughput_tok_s": result.output_throughput_tok_s, "ttft_mean_ms": float(1e3 * (first - scheduled).mean()),
-            "tpot_mean_ms": float(1e3 * ((last - first) / (tokens - 1)).mean()),
-            "running": float(result.iterations["running"].to_numpy().mean()),
-            "decoding": _mean_positive(result.iterations["decode_tokens"].to_numpy()),
-            "preemptions": int(result.iterations["preemptions"].to_numpy().sum())}
+    first, last, scheduled, tokens = (
+        np.array([row[k] for row in result.rows], dtype=float) for k in ("first_s", "last_s", "scheduled_s", "tokens")
+    )
+    return {
+        "throughput_tok_s": result.output_throughput_tok_s,
+        "ttft_mean_ms": float(1e3 * (first - scheduled).mean()),
+        "tpot_mean_ms": float(1e3 * ((last - first) / (tokens - 1)).mean()),
+        "running": float(result.iterations["running"].to_numpy().mean()),
+        "decoding": _mean_positive(result.iterations["decode_tokens"].to_numpy()),
+        "preemptions": int(result.iterations["preemptions"].to_numpy().sum()),
+    }
 
 
 def _mean_positive(values: np.ndarray) -> float:
@@ -69,7 +93,10 @@ def _mean_positive(values: np.ndarray) -> float:
 
 
 def report(rows: list[dict[str, Any]]) -> None:
-    """Claims 16 and 29 (TTFT against max batch size at rate 4), 24 (running batch at 1,024 tokens), 28 (throughput ratio)."""
+    """Claims 16 and 29 (TTFT against max batch size at rate 4), 24 (running batch at 1,024 tokens), 28 (throughput
+    ratio).
+    """
+
     def pick(**want: Any) -> list[dict[str, Any]]:
         return [r for r in rows if all(r[k] == v for k, v in want.items())]
 
@@ -79,11 +106,19 @@ def report(rows: list[dict[str, Any]]) -> None:
             ttft = [r["ttft_mean_ms"] for r in pick(engine=engine, dataset=dataset, rate=4.0, tokens=2048)]
             print(f"  TTFT ms at rate 4, {dataset}, batch {BATCHES}: {[round(t) for t in ttft]}")
             speed = [r["throughput_tok_s"] for r in pick(engine=engine, dataset=dataset, rate="inf", tokens=2048)]
-            print(f"  throughput tok/s, batch {BATCHES}: {[round(s) for s in speed]}; 512 over 4: {speed[-1] / speed[0]:.1f}")
-        running = {b: [round(r["running"], 1) for r in pick(engine=engine, dataset="prefill-heavy", rate="inf", batch=b)]
-                   for b in (128, 256, 512)}
-        print(f"  running batch, prefill-heavy, tokens {TOKENS}: " + "; ".join(f"batch {b}: {v}" for b, v in running.items()))
-        tpot = [round(r["tpot_mean_ms"], 1) for r in pick(engine=engine, dataset="prefill-heavy", rate="inf", batch=256)]
+            ratio = speed[-1] / speed[0]
+            print(f"  throughput tok/s, batch {BATCHES}: {[round(s) for s in speed]}; 512 over 4: {ratio:.1f}")
+        running = {
+            b: [round(r["running"], 1) for r in pick(engine=engine, dataset="prefill-heavy", rate="inf", batch=b)]
+            for b in (128, 256, 512)
+        }
+        print(
+            f"  running batch, prefill-heavy, tokens {TOKENS}: "
+            + "; ".join(f"batch {b}: {v}" for b, v in running.items())
+        )
+        tpot = [
+            round(r["tpot_mean_ms"], 1) for r in pick(engine=engine, dataset="prefill-heavy", rate="inf", batch=256)
+        ]
         print(f"  TPOT ms, prefill-heavy, batch 256, tokens {TOKENS}: {tpot}")
 
 
@@ -98,7 +133,8 @@ def main() -> None:
     figures = simulate_many([call for _, call in made], reduce, processes=args.processes)
     took = time.monotonic() - start
     rows = [{**where, **what} for (where, _), what in zip(made, figures, strict=True)]
-    print(f"{len(rows)} cells in {took:.1f} s on {args.processes} processes: {1e3 * took * args.processes / len(rows):.0f} ms of a core each")
+    each_ms = 1e3 * took * args.processes / len(rows)
+    print(f"{len(rows)} cells in {took:.1f} s on {args.processes} processes: {each_ms:.0f} ms of a core each")
     report(rows)
     if args.csv:
         with open(args.csv, "w", newline="") as file:

@@ -21,12 +21,24 @@ KERNELS = ("vllm", "trtllm", "sglang")
 STEP_TIMES = ("auto", "tables", "roofline")
 
 
-def simulate(engine: str, hardware: str, model: str | ModelShape, requests: Items[tuple[float, int, int]], *,
-             max_batch_size: int, max_num_tokens: int, tp: int = 1, concurrency: int | None = None,
-             quantization: str | None = "none", policy_options: dict[str, Any] | None = None,
-             memory: dict[str, Any] | None = None, kernels: str | None = None,
-             step_times: str | StepTimes = "auto", host: HostOverheads | None = None,
-             keep_chunks: bool = False) -> SimResult:
+def simulate(
+    engine: str,
+    hardware: str,
+    model: str | ModelShape,
+    requests: Items[tuple[float, int, int]],
+    *,
+    max_batch_size: int,
+    max_num_tokens: int,
+    tp: int = 1,
+    concurrency: int | None = None,
+    quantization: str | None = "none",
+    policy_options: dict[str, Any] | None = None,
+    memory: dict[str, Any] | None = None,
+    kernels: str | None = None,
+    step_times: str | StepTimes = "auto",
+    host: HostOverheads | None = None,
+    keep_chunks: bool = False,
+) -> SimResult:
     """Simulate one engine on one workload.
 
     Args:
@@ -36,18 +48,20 @@ def simulate(engine: str, hardware: str, model: str | ModelShape, requests: Item
         requests: (scheduled_s, input_len, output_len) of each, in seconds from the start; all 0 for an infinite rate.
         max_batch_size, max_num_tokens: the limits, as the engine means them (see its policy).
         tp: cards that the model is spread over.
-        concurrency: closed loop: that many requests at a time, the next sent when one ends; scheduled_s is then ignored.
+        concurrency: closed loop: that many requests at a time, the next sent when one ends; scheduled_s is then
+            ignored.
         quantization: none or fp8.
         policy_options: over the policy's `options`.
-        memory: over the estimate of the KV cache: memory_fraction, block_size, and kv_blocks, kv_tokens or kv_memory_gib.
+        memory: over the estimate of the KV cache: memory_fraction, block_size, and kv_blocks, kv_tokens or
+            kv_memory_gib.
         kernels: operator tables of another engine (vllm, trtllm, sglang): the same step times under several policies.
         step_times: tables (measured operators), roofline, auto (tables where the card has them), or an object with the
             methods of `core.StepTimes`.
         host: the host's own time; without, none.
         keep_chunks: also write each token's time into the rows.
 
-    Returns the rows and the iterations of `batchlab.records`, and the provenance. Deterministic: equal arguments, equal result.
-    Raises UsageError for an unknown name, listing what there is, and for a value out of range.
+    Returns the rows and the iterations of `batchlab.records`, and the provenance. Deterministic: equal arguments,
+    equal result. Raises UsageError for an unknown name, listing what there is, and for a value out of range.
     """
     policy_type = POLICIES.get(engine)
     if policy_type is None:
@@ -66,19 +80,32 @@ def simulate(engine: str, hardware: str, model: str | ModelShape, requests: Item
     simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up)
     trace = simulation.run()
     provenance = {
-        "evidence": "simulated", "simulator": f"batchlab {__version__}", "engine": engine, "policy": policy_type.versions,
-        "policy_options": options, "model": shape.name, "hardware": hardware, "tp": tp, "quantization": quant.name,
-        "limits": {"max_batch_size": max_batch_size, "max_num_tokens": max_num_tokens}, "kv": memory_how,
+        "evidence": "simulated",
+        "simulator": f"batchlab {__version__}",
+        "engine": engine,
+        "policy": policy_type.versions,
+        "policy_options": options,
+        "model": shape.name,
+        "hardware": hardware,
+        "tp": tp,
+        "quantization": quant.name,
+        "limits": {"max_batch_size": max_batch_size, "max_num_tokens": max_num_tokens},
+        "kv": memory_how,
         "step_times": getattr(times, "provenance", {"kind": type(times).__name__}),
-        "host_overheads": {"step_us": host.step_us, "token_us": host.token_us, "request_us": host.request_us,
-                           "fitted": host.fitted},
+        "host_overheads": {
+            "step_us": host.step_us,
+            "token_us": host.token_us,
+            "request_us": host.request_us,
+            "fitted": host.fitted,
+        },
     }
     rows = request_rows(trace, run.sent, keep_chunks=keep_chunks)
     return SimResult(rows, iteration_table(trace, limits), provenance)
 
 
-def _check(requests: Items[tuple[float, int, int]], max_batch_size: int, max_num_tokens: int, tp: int,
-           concurrency: int | None) -> None:
+def _check(
+    requests: Items[tuple[float, int, int]], max_batch_size: int, max_num_tokens: int, tp: int, concurrency: int | None
+) -> None:
     if max_batch_size < 1 or max_num_tokens < 1:
         raise UsageError(f"max_batch_size {max_batch_size} and max_num_tokens {max_num_tokens} must be 1 or more")
     if tp not in TENSOR_PARALLEL:
@@ -87,12 +114,15 @@ def _check(requests: Items[tuple[float, int, int]], max_batch_size: int, max_num
         raise UsageError(f"concurrency {concurrency} must be 1 or more")
     for i, (at, prompt, output) in enumerate(requests):
         if not (at >= 0 and prompt >= 1 and output >= 1 and at != float("inf")):
-            raise UsageError(f"request {i}: (scheduled_s, input_len, output_len) = ({at}, {prompt}, {output}); "
-                             "want a time of 0 or more and lengths of 1 or more")
+            raise UsageError(
+                f"request {i}: (scheduled_s, input_len, output_len) = ({at}, {prompt}, {output}); "
+                "want a time of 0 or more and lengths of 1 or more"
+            )
 
 
-def _step_times(wanted: str | StepTimes, model: ModelShape, card: Card, kernels: str, quantization: Quantization,
-                tp: int) -> StepTimes:
+def _step_times(
+    wanted: str | StepTimes, model: ModelShape, card: Card, kernels: str, quantization: Quantization, tp: int
+) -> StepTimes:
     if not isinstance(wanted, str):
         return wanted
     if wanted not in STEP_TIMES:

@@ -1,8 +1,8 @@
 """The simulation: iterations one after another, many at once where nothing can change.
 
-Time belongs to the policy's pipeline. Iteration m is scheduled when iteration m - schedule_lag has given its output (or when a
-request arrives at an idle engine), and runs when iteration m - 1 has ended. Ends are noticed by the schedule finish_lag
-iterations later.
+Time belongs to the policy's pipeline. Iteration m is scheduled when iteration m - schedule_lag has given its output
+(or when a request arrives at an idle engine), and runs when iteration m - 1 has ended. Ends are noticed by the
+schedule finish_lag iterations later.
 """
 
 import heapq
@@ -21,7 +21,9 @@ class StepTimes(Protocol):
     """Durations of iterations on one machine, in seconds."""
 
     def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
-        """One iteration. `prefills`: (new tokens, tokens before them) of each prompt piece; `context_tokens`: KV of the decoding ones."""
+        """One iteration. `prefills`: (new tokens, tokens before them) of each prompt piece; `context_tokens`: KV of
+        the decoding ones.
+        """
 
     def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
         """`steps` decode iterations of the same sequences, whose contexts grow by one token each: float64 (steps,)."""
@@ -34,9 +36,9 @@ class StepTimes(Protocol):
 class HostOverheads:
     """Time of the host that the operator tables do not hold. All 0 means: not fitted."""
 
-    step_us: float = 0.0      # each iteration
-    token_us: float = 0.0     # each output token of an iteration
-    request_us: float = 0.0   # each request, one after another, between sending and the engine's queue
+    step_us: float = 0.0  # each iteration
+    token_us: float = 0.0  # each output token of an iteration
+    request_us: float = 0.0  # each request, one after another, between sending and the engine's queue
 
     @property
     def fitted(self) -> bool:
@@ -45,14 +47,16 @@ class HostOverheads:
 
 @dataclass(slots=True)
 class Trace:
-    """What happened. A part is a run of iterations on one plan: some columns hold a number a part, some an array a part."""
+    """What happened. A part is a run of iterations on one plan: some columns hold a number a part, some an array a
+    part.
+    """
 
     lengths: list[int] = field(default_factory=list)
     running: list[int] = field(default_factory=list)
     admitted: list[int] = field(default_factory=list)
     prefill_tokens: list[int] = field(default_factory=list)
     decode_tokens: list[int] = field(default_factory=list)
-    preemptions: list[int] = field(default_factory=list)   # in the part's first iteration
+    preemptions: list[int] = field(default_factory=list)  # in the part's first iteration
     scheduled_s: list[np.ndarray] = field(default_factory=list)
     output_s: list[np.ndarray] = field(default_factory=list)
     kv_use: list[np.ndarray] = field(default_factory=list)
@@ -74,22 +78,32 @@ class Trace:
 
 
 class Simulation:
-    """One run of a policy over step times. `follow_up(sequence, end_s)` may return the next request of a closed loop."""
+    """One run of a policy over step times. `follow_up(sequence, end_s)` may return the next request of a closed
+    loop.
+    """
 
-    def __init__(self, policy: Policy, times: StepTimes, host: HostOverheads, arrivals: list[tuple[float, Sequence]],
-                 follow_up: Callable[[Sequence, float], tuple[float, Sequence] | None] | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        times: StepTimes,
+        host: HostOverheads,
+        arrivals: list[tuple[float, Sequence]],
+        follow_up: Callable[[Sequence, float], tuple[float, Sequence] | None] | None = None,
+    ) -> None:
         self.policy, self.times, self.host = policy, times, host
         self.follow_up = follow_up
         self.trace = Trace()
         self.events = [(at, seq.index, seq) for at, seq in arrivals]
         heapq.heapify(self.events)
         self.frontend_s = 0.0
-        self.queued: list[float] = []           # arrival times at the engine, in order
-        self.queue: deque[Sequence] = deque()   # arrived at the front end, not yet seen by a schedule
+        self.queued: list[float] = []  # arrival times at the engine, in order
+        self.queue: deque[Sequence] = deque()  # arrived at the front end, not yet seen by a schedule
         self.outputs = deque([0.0] * policy.schedule_lag, maxlen=policy.schedule_lag)
-        self.pending: deque[tuple[int, float, list[Sequence]]] = deque()   # (iteration, its output, sequences that ended in it)
+        self.pending: deque[tuple[int, float, list[Sequence]]] = (
+            deque()
+        )  # (iteration, its output, sequences that ended in it)
         self.now = 0.0
-        self.taken = 0                          # arrivals handed to the policy
+        self.taken = 0  # arrivals handed to the policy
 
     def run(self) -> Trace:
         policy = self.policy
@@ -105,6 +119,10 @@ class Simulation:
                 self.now = max(self.now, self.pending[0][1])
                 self._notice_ends(self.pending[0][0])
             elif self._next_arrival() is None:
+                if policy.holding or policy.queue_length:
+                    raise RuntimeError(
+                        f"{type(policy).__name__} cannot go on: {policy.holding} held, {policy.queue_length} wait"
+                    )
                 return self.trace
             else:
                 self.now = max(self.now, self._next_arrival())
@@ -172,7 +190,7 @@ class Simulation:
     def _schedule_times(self, outputs: np.ndarray, group: int) -> np.ndarray:
         """When each of these iterations is planned: float64 (steps,)."""
         earlier = np.array([self.now, *list(self.outputs)[1:]])
-        scheduled = np.maximum(np.concatenate([earlier, outputs])[:len(outputs)], self.now)
+        scheduled = np.maximum(np.concatenate([earlier, outputs])[: len(outputs)], self.now)
         return scheduled[np.arange(len(outputs)) // group * group] if group > 1 else scheduled
 
     def _record(self, step: Step, scheduled: np.ndarray, outputs: np.ndarray, decodes: int, prefilled: int) -> None:
@@ -209,4 +227,4 @@ class Simulation:
         trace.iterations += steps
         if ended:
             self.pending.append((trace.iterations - 1, float(outputs[-1]), ended))
-        self.outputs.extend(outputs[-policy.schedule_lag:].tolist())
+        self.outputs.extend(outputs[-policy.schedule_lag :].tolist())

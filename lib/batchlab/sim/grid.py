@@ -12,13 +12,15 @@ from batchlab.sim.result import SimResult
 Reduced = TypeVar("Reduced")
 
 
-def simulate_many(calls: Iterable[dict[str, Any]], reduce: Callable[[int, SimResult], Reduced],
-                  processes: int | None = None) -> list[Reduced]:
+def simulate_many(
+    calls: Iterable[dict[str, Any]], reduce: Callable[[int, SimResult], Reduced], processes: int | None = None
+) -> list[Reduced]:
     """`simulate(**call)` for each call, reduced where it was computed; the results in the calls' order.
 
-    `reduce(position, result)` must be a function of a module: it is sent to the workers, and what it returns comes back (so write a
-    cell's records in it, or keep a few numbers). Calls that share an engine and hardware should be neighbours: a worker reads the
-    operator tables once for each. One process, or one call, runs here. Raises what the first failing call raises.
+    `reduce(position, result)` must be a function of a module: it is sent to the workers, and what it returns comes
+    back (so write a cell's records in it, or keep a few numbers). Calls that share an engine and hardware should be
+    neighbours: a worker reads the operator tables once for each. One process, or one call, runs here. Raises what
+    the first failing call raises.
     """
     jobs = list(enumerate(calls))
     processes = min(processes or os.cpu_count() or 1, len(jobs))

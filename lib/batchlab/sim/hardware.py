@@ -16,11 +16,11 @@ class Card:
 
     name: str
     memory_bytes: float
-    bandwidth: float            # bytes/s
-    flops_16: float             # dense 16-bit tensor operations/s
-    flops_8: float | None       # dense fp8 operations/s
-    pcie: float                 # bytes/s, one direction
-    link: float                 # bytes/s to the neighbours in the node, one direction
+    bandwidth: float  # bytes/s
+    flops_16: float  # dense 16-bit tensor operations/s
+    flops_8: float | None  # dense fp8 operations/s
+    pcie: float  # bytes/s, one direction
+    link: float  # bytes/s to the neighbours in the node, one direction
     measured: bool
     source: str
 
@@ -50,8 +50,16 @@ def known_cards() -> dict[str, Card]:
             continue
         measured = (folder / spec["data_dir"] / "gemm").is_dir()
         cards[file.stem] = Card(
-            file.stem, gpu["mem_capacity"], gpu["mem_bw"], gpu["bfloat16_tc_flops"], gpu.get("fp8_tc_flops"),
-            spec["node"]["pcie_bw"], spec["node"]["intra_node_bw"], measured, f"aiconfigurator-core systems/{file.name}")
+            file.stem,
+            gpu["mem_capacity"],
+            gpu["mem_bw"],
+            gpu["bfloat16_tc_flops"],
+            gpu.get("fp8_tc_flops"),
+            spec["node"]["pcie_bw"],
+            spec["node"]["intra_node_bw"],
+            measured,
+            f"aiconfigurator-core systems/{file.name}",
+        )
     return cards
 
 
@@ -61,6 +69,8 @@ def load_card(name: str) -> Card:
     if name not in cards:
         measured = sorted(c.name for c in cards.values() if c.measured)
         rest = sorted(c.name for c in cards.values() if not c.measured)
-        raise UsageError(f"unknown hardware '{name}'; with measured operator times: {', '.join(measured)}; "
-                         f"by roofline only: {', '.join(rest)}")
+        raise UsageError(
+            f"unknown hardware '{name}'; with measured operator times: {', '.join(measured)}; "
+            f"by roofline only: {', '.join(rest)}"
+        )
     return cards[name]

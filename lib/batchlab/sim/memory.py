@@ -1,8 +1,9 @@
 """How many KV blocks an engine gets: card, weights, memory fraction, and an estimate of what activations take.
 
-Engines differ in what their fraction is of. vLLM and TGI take a share of the card and subtract weights and activations;
-TensorRT-LLM takes a share of what those leave free; SGLang's static share holds weights and KV, and activations use the rest.
-A measured engine prints its own number of blocks: give that as an override and nothing is estimated.
+Engines differ in what their fraction is of. vLLM and TGI take a share of the card and subtract weights and
+activations; TensorRT-LLM takes a share of what those leave free; SGLang's static share holds weights and KV, and
+activations use the rest. A measured engine prints its own number of blocks: give that as an override and nothing is
+estimated.
 """
 
 from dataclasses import dataclass
@@ -45,14 +46,23 @@ def load_quantization(name: str | None, card: Card) -> Quantization:
 
 
 def activation_bytes(model: ModelShape, limits: Limits, tp: int) -> float:
-    """The largest set of activations alive at once: the MLP of max_num_tokens tokens, or the logits of max_batch_size requests."""
+    """The largest set of activations alive at once: the MLP of max_num_tokens tokens, or the logits of
+    max_batch_size requests.
+    """
     mlp = limits.max_num_tokens * (2 * model.hidden + 3 * model.intermediate / tp) * 2
-    logits = limits.max_batch_size * model.vocab * (2 + 4)   # bf16, and a float32 copy to sample from
+    logits = limits.max_batch_size * model.vocab * (2 + 4)  # bf16, and a float32 copy to sample from
     return max(mlp, logits)
 
 
-def kv_blocks(policy: type[Policy], model: ModelShape, card: Card, quantization: Quantization, tp: int, limits: Limits,
-              overrides: dict[str, Any] | None = None) -> tuple[KvBlocks, dict[str, Any]]:
+def kv_blocks(
+    policy: type[Policy],
+    model: ModelShape,
+    card: Card,
+    quantization: Quantization,
+    tp: int,
+    limits: Limits,
+    overrides: dict[str, Any] | None = None,
+) -> tuple[KvBlocks, dict[str, Any]]:
     """The blocks of each card (all hold the same tokens) and how their number came about.
 
     `overrides` may hold memory_fraction, block_size, and one of kv_blocks, kv_tokens, kv_memory_gib (a card).
@@ -78,22 +88,36 @@ def kv_blocks(policy: type[Policy], model: ModelShape, card: Card, quantization:
         how |= {"from": "estimated", **details}
     how |= {"blocks": blocks, "tokens": blocks * block}
     if blocks < 1:
-        raise UsageError(f"no room for a KV cache: {model.name} ({quantization.name}) on {tp} x {card.name} ({how}); "
-                         "use more cards, fp8 or a larger memory_fraction")
+        raise UsageError(
+            f"no room for a KV cache: {model.name} ({quantization.name}) on {tp} x {card.name} ({how}); "
+            "use more cards, fp8 or a larger memory_fraction"
+        )
     return KvBlocks(blocks, block), how
 
 
-def _estimate(policy: type[Policy], model: ModelShape, card: Card, quantization: Quantization, tp: int, limits: Limits,
-              fraction: float | None) -> tuple[float, dict[str, Any]]:
+def _estimate(
+    policy: type[Policy],
+    model: ModelShape,
+    card: Card,
+    quantization: Quantization,
+    tp: int,
+    limits: Limits,
+    fraction: float | None,
+) -> tuple[float, dict[str, Any]]:
     fraction = policy.memory_fraction if fraction is None else float(fraction)
     if not 0 < fraction <= 1:
         raise UsageError(f"memory: memory_fraction {fraction} is not in (0, 1]")
     visible = card.memory_bytes * VISIBLE_SHARE
     weights = model.weight_bytes(quantization.weight_bytes, tp)
     rest = activation_bytes(model, limits, tp) + RUNTIME_BYTES
-    budget = {"total": fraction * visible - weights - rest,
-              "free": fraction * (visible - weights - rest),
-              "static": fraction * visible - weights}[policy.fraction_of]
+    budget = {
+        "total": fraction * visible - weights - rest,
+        "free": fraction * (visible - weights - rest),
+        "static": fraction * visible - weights,
+    }[policy.fraction_of]
     gib = {"card": visible, "weights": weights, "activations_and_runtime": rest, "kv": budget}
-    return budget, {"memory_fraction": fraction, "fraction_of": policy.fraction_of,
-                    "gib": {k: round(v / GIB, 3) for k, v in gib.items()}}
+    return budget, {
+        "memory_fraction": fraction,
+        "fraction_of": policy.fraction_of,
+        "gib": {k: round(v / GIB, 3) for k, v in gib.items()},
+    }

@@ -58,16 +58,24 @@ def load_model(model: str | ModelShape) -> ModelShape:
     if folder is None:
         raise UsageError(f"unknown model '{model}'; data/models holds: {', '.join(known_models()) or 'none'}")
     config = json.loads((folder / "config.json").read_text())
-    missing = [k for k in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
-               if k not in config]
+    missing = [
+        k
+        for k in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+        if k not in config
+    ]
     if missing or any(k in config for k in ("num_local_experts", "n_routed_experts", "kv_lora_rank")):
         what = f"lacks {', '.join(missing)}" if missing else "is a mixture of experts or has latent attention"
         raise UsageError(f"{folder / 'config.json'}: {what}; simulated are dense decoders of the Llama family")
     heads = config["num_attention_heads"]
     return ModelShape(
-        name=folder.name, layers=config["num_hidden_layers"], hidden=config["hidden_size"], heads=heads,
+        name=folder.name,
+        layers=config["num_hidden_layers"],
+        hidden=config["hidden_size"],
+        heads=heads,
         kv_heads=config.get("num_key_value_heads") or heads,
         head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        intermediate=config["intermediate_size"], vocab=config["vocab_size"],
-        tied_embeddings=bool(config.get("tie_word_embeddings", False)), folder=str(folder),
+        intermediate=config["intermediate_size"],
+        vocab=config["vocab_size"],
+        tied_embeddings=bool(config.get("tie_word_embeddings", False)),
+        folder=str(folder),
     )

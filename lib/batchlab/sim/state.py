@@ -1,7 +1,8 @@
 """What every policy keeps: sequences, KV blocks, and the set of sequences that decode.
 
-A sequence's `context` is the number of tokens whose KV is stored. A prefill of all its known tokens yields one token, whose own
-KV is stored by the next decode iteration; so a decoding sequence has `context = prompt + produced - 1`.
+A sequence's `context` is the number of tokens whose KV is stored. A prefill of all its known tokens yields one
+token, whose own KV is stored by the next decode iteration; so a decoding sequence has `context = prompt + produced
+- 1`.
 """
 
 import heapq
@@ -24,7 +25,7 @@ class Sequence:
     context: int = 0
     preemptions: int = 0
     error: str | None = None
-    # Where its tokens came from, in order: (-1, iteration) for the end of a prefill, (first, stop) for a range of decode ticks.
+    # Where its tokens came from, in order: (-1, iteration) for a prefill's end, (first, stop) for decode ticks.
     spans: list[tuple[int, int]] = field(default_factory=list)
     # kept by DecodeSet while the sequence is a member
     entry: int = 0
@@ -34,7 +35,9 @@ class Sequence:
 
     @property
     def known(self) -> int:
-        """Tokens to have in the cache before the next one can be sampled (more than the prompt after a recomputation)."""
+        """Tokens to have in the cache before the next one can be sampled (more than the prompt after a
+        recomputation).
+        """
         return self.prompt + self.produced
 
     @property
@@ -67,9 +70,9 @@ class KvBlocks:
 class DecodeSet:
     """Sequences that generate one token in each iteration, in the order in which they joined.
 
-    A step costs no work per member: contexts are stored as offsets against a common tick, the ends lie in a heap, and the members
-    that need a new block at a step are those of one phase. Leaving is explicit (`remove`): a policy may keep a finished
-    member for a while, as engines do that notice an end one iteration late.
+    A step costs no work per member: contexts are stored as offsets against a common tick, the ends lie in a heap,
+    and the members that need a new block at a step are those of one phase. Leaving is explicit (`remove`): a policy
+    may keep a finished member for a while, as engines do that notice an end one iteration late.
     """
 
     __slots__ = ("_ends", "_offsets", "_phases", "_serial", "block_size", "members", "tick")
@@ -79,7 +82,7 @@ class DecodeSet:
         self.tick = 0
         self.members: dict[Sequence, None] = {}
         self._offsets = 0
-        self._phases = [0] * block_size   # members by the tick, modulo the block size, at which they need a block
+        self._phases = [0] * block_size  # members by the tick, modulo the block size, at which they need a block
         self._ends: list[tuple[int, int, Sequence]] = []
         self._serial = 0
 
@@ -106,7 +109,9 @@ class DecodeSet:
         heapq.heappush(self._ends, (seq.end_tick, seq.entry, seq))
 
     def remove(self, seq: Sequence) -> None:
-        """Take a member out; its `context` and `produced` are exact again (steps after its end count as context only)."""
+        """Take a member out; its `context` and `produced` are exact again (steps after its end count as context
+        only).
+        """
         del self.members[seq]
         stop = min(self.tick, seq.end_tick)
         if stop > seq.joined_tick:
@@ -145,8 +150,8 @@ class DecodeSet:
     def _next_phases(self, steps: int) -> list[int]:
         """New blocks in each of the next `steps` iterations, at most a block's worth of them."""
         start = self.tick % self.block_size
-        ahead = self._phases[start:start + steps]
-        return ahead + self._phases[:steps - len(ahead)]
+        ahead = self._phases[start : start + steps]
+        return ahead + self._phases[: steps - len(ahead)]
 
     def blocks_needed(self, steps: int) -> int:
         """New blocks that the next `steps` iterations take."""

@@ -1,13 +1,13 @@
 """Step times from operator times that NVIDIA measured on the cards: the package aiconfigurator-core.
 
-An iteration is composed of its operators: linear maps and element-wise work over all its tokens, the output layer over the requests
-that sample, context attention over the prompt pieces, and generation attention over the decoding requests. The package
-interpolates in its tables; it is asked for each value once.
+An iteration is composed of its operators: linear maps and element-wise work over all its tokens, the output layer
+over the requests that sample, context attention over the prompt pieces, and generation attention over the decoding
+requests. The package interpolates in its tables; it is asked for each value once.
 
-Two things are put together here and not by the package. Generation attention is read on a grid (`BATCH_GRID`, `CONTEXT_GRID`) and
-interpolated between, since thousands of iterations differ by one token of context each. Prompt pieces of one iteration are one
-kernel call, so the package's fixed cost of a call counts once; and unequal whole prompts stand as the equal ones that have the
-same sum of lengths and the same sum of squares.
+Two things are put together here and not by the package. Generation attention is read on a grid (`BATCH_GRID`,
+`CONTEXT_GRID`) and interpolated between, since thousands of iterations differ by one token of context each. Prompt
+pieces of one iteration are one kernel call, so the package's fixed cost of a call counts once; and unequal whole
+prompts stand as the equal ones that have the same sum of lengths and the same sum of squares.
 """
 
 import logging
@@ -25,10 +25,23 @@ from batchlab.sim.hardware import Card, systems_folder
 from batchlab.sim.memory import Quantization
 from batchlab.sim.models import ModelShape
 
-BATCH_GRID = [*range(1, 9), *(base + base // 8 * i for base in (8, 16, 32, 64, 128, 256, 512, 1024, 2048) for i in range(1, 9))]
-CONTEXT_GRID = np.array([1, 2, 4, 8, *range(16, 1024, 16), *range(1024, 4096, 64), *range(4096, 16384, 256),
-                         *range(16384, 131072 + 1, 2048)])
-_SEGMENT = 16   # grid points of context read at a time
+BATCH_GRID = [
+    *range(1, 9),
+    *(base + base // 8 * i for base in (8, 16, 32, 64, 128, 256, 512, 1024, 2048) for i in range(1, 9)),
+]
+CONTEXT_GRID = np.array(
+    [
+        1,
+        2,
+        4,
+        8,
+        *range(16, 1024, 16),
+        *range(1024, 4096, 64),
+        *range(4096, 16384, 256),
+        *range(16384, 131072 + 1, 2048),
+    ]
+)
+_SEGMENT = 16  # grid points of context read at a time
 NOT_SHARED = ("context_attention", "context_logits_gemm")
 
 
@@ -40,10 +53,14 @@ class TableTimes:
         self.provenance = _provenance(card, backend, quantization, tp, self.attention)
         self._swap_bytes = model.kv_bytes_per_token(quantization.kv_bytes, tp)
         self._pcie = card.pcie
-        names = [name for name, *_ in self._engine.evaluate_context_ops(range(_count(self._engine)), batch_size=1, s=64)]
+        names = [
+            name for name, *_ in self._engine.evaluate_context_ops(range(_count(self._engine)), batch_size=1, s=64)
+        ]
         if missing := [n for n in NOT_SHARED if n not in names]:
-            raise UsageError(f"model {model.name}: aiconfigurator-core builds it without {', '.join(missing)}; "
-                             "only dense decoders can be simulated")
+            raise UsageError(
+                f"model {model.name}: aiconfigurator-core builds it without {', '.join(missing)}; "
+                "only dense decoders can be simulated"
+            )
         self._shared_ops = [i for i, name in enumerate(names) if name not in NOT_SHARED]
         self._attention_op = [names.index("context_attention")]
         self._logits_op = [names.index("context_logits_gemm")]
@@ -52,8 +69,8 @@ class TableTimes:
         self._shared: dict[int, float] = {}
         self._logits: dict[int, float] = {}
         self._context: dict[tuple[int, int, int], float] = {}
-        self._rows: dict[int, np.ndarray] = {}       # batch on the grid → times over CONTEXT_GRID, read as far as needed
-        self._between: dict[int, np.ndarray] = {}    # any batch → times over CONTEXT_GRID
+        self._rows: dict[int, np.ndarray] = {}  # batch on the grid → times over CONTEXT_GRID, read as far as needed
+        self._between: dict[int, np.ndarray] = {}  # any batch → times over CONTEXT_GRID
         self._floor = self._context_attention(1, 1, 0)
 
     # -- StepTimes ----------------------------------------------------------------------------------------------------
@@ -71,7 +88,7 @@ class TableTimes:
         fixed = self.shared_ms(decodes) + self.logits_ms(decodes)
         first = context_tokens / decodes + 1
         row = self._row(decodes, first + steps)
-        return (fixed + np.interp(first + np.arange(steps), CONTEXT_GRID[:len(row)], row)) * 1e-3
+        return (fixed + np.interp(first + np.arange(steps), CONTEXT_GRID[: len(row)], row)) * 1e-3
 
     def swap_s(self, tokens: int) -> float:
         return tokens * self._swap_bytes / self._pcie
@@ -126,7 +143,9 @@ class TableTimes:
         if row is not None and CONTEXT_GRID[len(row) - 1] >= context:
             return row
         if context > CONTEXT_GRID[-1]:
-            raise UsageError(f"a context of {context:.0f} tokens is over {CONTEXT_GRID[-1]}, the longest that is simulated")
+            raise UsageError(
+                f"a context of {context:.0f} tokens is over {CONTEXT_GRID[-1]}, the longest that is simulated"
+            )
         points = -(-(int(np.searchsorted(CONTEXT_GRID, context)) + 1) // _SEGMENT) * _SEGMENT
         points = min(points, len(CONTEXT_GRID))
         at = bisect_right(BATCH_GRID, batch)
@@ -142,8 +161,10 @@ class TableTimes:
     def _grid_row(self, batch: int, points: int) -> np.ndarray:
         row = self._rows.get(batch, np.empty(0))
         if len(row) < points:
-            more = [self._engine.evaluate_generation_ops(self._generation_op, batch_size=batch, s=int(s))[0][1]
-                    for s in CONTEXT_GRID[len(row):points]]
+            more = [
+                self._engine.evaluate_generation_ops(self._generation_op, batch_size=batch, s=int(s))[0][1]
+                for s in CONTEXT_GRID[len(row) : points]
+            ]
             row = self._rows[batch] = np.concatenate([row, more])
         return row[:points]
 
@@ -164,39 +185,67 @@ def _count(engine: Any) -> int:
 
 
 def _compile(model: ModelShape, card: Card, backend: str, quantization: Quantization, tp: int) -> tuple[Any, str]:
-    """The package's engine, and the arithmetic of its attention (fp8 where the backend has such tables, else bfloat16)."""
+    """The package's engine, and the arithmetic of its attention (fp8 where the backend has such tables, else
+    bfloat16).
+    """
     if systems_folder() is None:
         raise UsageError("the package aiconfigurator-core is not installed: pip install -r requirements/lab.txt")
     from aiconfigurator_core.sdk.engine import EngineHandle
     from aiconfigurator_core.sdk.errors import PerfDataNotAvailableError
 
-    logging.getLogger("aiconfigurator_core").setLevel(logging.ERROR)   # notes on tables that a dense model never asks for
+    logging.getLogger("aiconfigurator_core").setLevel(
+        logging.ERROR
+    )  # notes on tables that a dense model never asks for
     if model.folder is None:
         raise UsageError(f"model {model.name}: a folder with its config.json is needed")
     precision = "fp8" if quantization.name == "fp8" else "bfloat16"
     error = ""
     for attention in dict.fromkeys((precision, "bfloat16")):
         try:
-            engine = EngineHandle.compile(model.folder, card.name, backend, backend_version="current", tp_size=tp,
-                                          gemm_quant_mode=precision, kvcache_quant_mode=precision, fmha_quant_mode=attention)
+            engine = EngineHandle.compile(
+                model.folder,
+                card.name,
+                backend,
+                backend_version="current",
+                tp_size=tp,
+                gemm_quant_mode=precision,
+                kvcache_quant_mode=precision,
+                fmha_quant_mode=attention,
+            )
             engine.mixed_step_latency(64, 1, 64, 2)
             return engine, attention
         except PerfDataNotAvailableError as missing:
             error = str(missing).splitlines()[0][:160]
-    raise UsageError(f"no measured operator times for {model.name} ({quantization.name}, tp {tp}) with {backend} on {card.name}: "
-                     f"{error}; step_times 'roofline' stands in")
+    raise UsageError(
+        f"no measured operator times for {model.name} ({quantization.name}, tp {tp}) with {backend} on {card.name}: "
+        f"{error}; step_times 'roofline' stands in"
+    )
 
 
 def _provenance(card: Card, backend: str, quantization: Quantization, tp: int, attention: str) -> dict[str, Any]:
     folder = systems_folder()
-    files = sorted(str(p.relative_to(folder)) for family in ("attention", "gemm", "comm")
-                   for p in (folder / "data" / card.name / family / backend).glob("*/*.parquet"))
-    used = [f for f in files if Path(f).name.split("_perf")[0] in
-            ("context_attention", "generation_attention", "gemm", "custom_allreduce")]
+    files = sorted(
+        str(p.relative_to(folder))
+        for family in ("attention", "gemm", "comm")
+        for p in (folder / "data" / card.name / family / backend).glob("*/*.parquet")
+    )
+    used = [
+        f
+        for f in files
+        if Path(f).name.split("_perf")[0] in ("context_attention", "generation_attention", "gemm", "custom_allreduce")
+    ]
     return {
-        "kind": "operator times measured on silicon", "package": "aiconfigurator-core",
-        "package_version": metadata.version("aiconfigurator-core"), "system": card.name, "backend": backend,
-        "backend_version": sorted({f.split("/")[4] for f in used}), "tables": used, "tp": tp,
-        "weights_and_kv": quantization.name, "attention": attention,
-        "interpolation": f"generation attention on a grid of {len(BATCH_GRID)} batches and {len(CONTEXT_GRID)} contexts, linear between",
+        "kind": "operator times measured on silicon",
+        "package": "aiconfigurator-core",
+        "package_version": metadata.version("aiconfigurator-core"),
+        "system": card.name,
+        "backend": backend,
+        "backend_version": sorted({f.split("/")[4] for f in used}),
+        "tables": used,
+        "tp": tp,
+        "weights_and_kv": quantization.name,
+        "attention": attention,
+        "interpolation": (
+            f"generation attention linear between {len(BATCH_GRID)} batches and {len(CONTEXT_GRID)} contexts"
+        ),
     }

@@ -1,7 +1,7 @@
 """What the policies share: the limits, the plan of an iteration, and the bookkeeping around a schedule.
 
-A policy is one engine's scheduler, without its model. The core asks it for the next iteration (`schedule`), tells it that the
-iteration ran (`advance`), and tells it of an end when the engine would notice (`retire`).
+A policy is one engine's scheduler, without its model. The core asks it for the next iteration (`schedule`), tells
+it that the iteration ran (`advance`), and tells it of an end when the engine would notice (`retire`).
 """
 
 from collections import deque
@@ -29,27 +29,29 @@ class Limits:
 class Step:
     """One iteration. Every member of the policy's `decodes` generates a token in it when `decodes` is true."""
 
-    prefills: list[tuple[Sequence, int, int]] = field(default_factory=list)  # (sequence, new tokens, tokens before them)
+    prefills: list[tuple[Sequence, int, int]] = field(
+        default_factory=list
+    )  # (sequence, new tokens, tokens before them)
     decodes: bool = False
-    group: int = 1            # iterations run on this plan before the scheduler is asked again
+    group: int = 1  # iterations run on this plan before the scheduler is asked again
     preempted: int = 0
-    swapped_blocks: int = 0   # moved between card and host before the iteration
+    swapped_blocks: int = 0  # moved between card and host before the iteration
 
 
 class Policy:
     """Base of the policies. A subclass writes `schedule`, and changes what else its engine does differently."""
 
-    versions: ClassVar[str] = ""                    # the engine and versions whose scheduler this is
-    options: ClassVar[dict[str, Any]] = {}          # option → default
-    kernels: ClassVar[str] = "vllm"                 # operator tables that fit the engine best
+    versions: ClassVar[str] = ""  # the engine and versions whose scheduler this is
+    options: ClassVar[dict[str, Any]] = {}  # option → default
+    kernels: ClassVar[str] = "vllm"  # operator tables that fit the engine best
     block_size: ClassVar[int] = 16
     memory_fraction: ClassVar[float] = 0.9
-    fraction_of: ClassVar[str] = "total"            # of the card; "free": of what weights and activations leave; "static"
-    whole_prompts: bool = False                     # a prompt longer than max_num_tokens cannot run
-    reserves: bool = False                          # blocks are reserved at admission, so none is counted later
+    fraction_of: ClassVar[str] = "total"  # of the card; "free": of what weights and activations leave; "static"
+    whole_prompts: bool = False  # a prompt longer than max_num_tokens cannot run
+    reserves: bool = False  # blocks are reserved at admission, so none is counted later
 
-    schedule_lag = 1    # an iteration is scheduled when the one this many before it has given its output
-    finish_lag = 1      # an end is noticed by the schedule of the iteration this many after it
+    schedule_lag = 1  # an iteration is scheduled when the one this many before it has given its output
+    finish_lag = 1  # an end is noticed by the schedule of the iteration this many after it
     keeps_ended = False  # ended sequences go on decoding until the end is noticed
 
     def __init__(self, limits: Limits, kv: KvBlocks, options: dict[str, Any]) -> None:
@@ -58,9 +60,9 @@ class Policy:
         self.opt = options
         self.waiting: deque[Sequence] = deque()
         self.decodes = DecodeSet(kv.block_size)
-        self.joining: list[Sequence] = []      # their prefill ends in the planned iteration
+        self.joining: list[Sequence] = []  # their prefill ends in the planned iteration
         self.rejected: list[Sequence] = []
-        self.draining = 0                      # ended, unnoticed, no longer decoding
+        self.draining = 0  # ended, unnoticed, no longer decoding
 
     # -- what the core calls ------------------------------------------------------------------------------------------
 
@@ -147,7 +149,9 @@ class Policy:
             self.joining.append(seq)
 
     def preempt(self, step: Step, seq: Sequence) -> None:
-        """Take a sequence's blocks; it waits in front and computes everything again. One that has ended unnoticed only loses them."""
+        """Take a sequence's blocks; it waits in front and computes everything again. One that has ended unnoticed
+        only loses them.
+        """
         if seq in self.decodes.members:
             self.decodes.remove(seq)
         self.kv.used -= self.kv.of(seq.context)
@@ -159,12 +163,18 @@ class Policy:
         step.preempted += 1
         self.waiting.appendleft(seq)
 
-    def make_room(self, step: Step, need: Callable[[Sequence], int], last: Callable[[], Sequence],
-                  evict: Callable[[Sequence], None]) -> None:
+    def make_room(
+        self,
+        step: Step,
+        need: Callable[[Sequence], int],
+        last: Callable[[], Sequence],
+        evict: Callable[[Sequence], None],
+        steps: int = 1,
+    ) -> None:
         """Go through the decoding sequences in order; while one lacks blocks, the last running one is evicted.
 
-        `need` gives the blocks that must be free for a sequence's next step. Evicted ones are never before the one in hand, so
-        what has been granted stays granted.
+        `need` gives the blocks that must be free for a sequence's next step. Evicted ones are never before the one
+        in hand, so what has been granted stays granted.
         """
         granted = 0
         for seq in list(self.decodes):
@@ -176,7 +186,7 @@ class Policy:
                 evict(victim)
                 if victim is seq:
                     return
-            granted += min(wanted, self.blocks_for_step(seq))
+            granted += self.blocks_for_step(seq, steps)
 
     def blocks_for_step(self, seq: Sequence, steps: int = 1) -> int:
         """New blocks that a decoding sequence takes in its next `steps` iterations."""
@@ -185,7 +195,9 @@ class Policy:
 
 
 def checked_options(engine: str, known: dict[str, Any], given: dict[str, Any] | None) -> dict[str, Any]:
-    """The policy's options with the given ones over the defaults; UsageError for an unknown one or one of a wrong type."""
+    """The policy's options with the given ones over the defaults; UsageError for an unknown one or one of a wrong
+    type.
+    """
     merged = dict(known)
     for key, value in (given or {}).items():
         if key not in known:

@@ -1,15 +1,17 @@
 """SGLang 0.5: prompts go first, cut into chunks; generation waits for them; too little memory retracts requests.
 
-A batch of prompts is built whenever requests wait and the running batch is not known to be full: at most `chunked_prefill_size` tokens, the
-last prompt cut to fit and continued by the next batch, with nobody decoding meanwhile. Otherwise every running request decodes.
+A batch of prompts is built whenever requests wait and the running batch is not known to be full: at most
+`chunked_prefill_size` tokens, the last prompt cut to fit and continued by the next batch, with nobody decoding
+meanwhile. Otherwise every running request decodes.
 
-Admission looks ahead. When outputs have a fixed length (`ignore_eos`, as a benchmark sends, and no radix cache), the memory of all
-requests is followed to their ends and must never run out. Else a request is expected to generate `new_token_ratio` of what it
-may; the ratio falls from 0.7 while it goes well. When a decode step does not fit, those with the fewest generated tokens are
-retracted to the end of the queue until 20 steps fit, and the ratio is set from how far the others have come.
+Admission looks ahead. When outputs have a fixed length (`ignore_eos`, as a benchmark sends, and no radix cache),
+the memory of all requests is followed to their ends and must never run out. Else a request is expected to generate
+`new_token_ratio` of what it may; the ratio falls from 0.7 while it goes well. When a decode step does not fit,
+those with the fewest generated tokens are retracted to the end of the queue until 20 steps fit, and the ratio is
+set from how far the others have come.
 
-`max_batch_size` is --max-running-requests, `max_num_tokens` is --chunked-prefill-size. With the overlap scheduler (default) ends
-are noticed one iteration late and those requests decode once more.
+`max_batch_size` is --max-running-requests, `max_num_tokens` is --chunked-prefill-size. With the overlap scheduler
+(default) ends are noticed one iteration late and those requests decode once more.
 """
 
 from typing import Any, ClassVar
@@ -51,7 +53,20 @@ class SgLang(Policy):
     def add(self, seq: Sequence) -> None:
         if not self.holding and not self.waiting:
             self.ratio = self.opt["new_token_ratio"]
-        super().add(seq)
+        capacity = self.kv.total * self.kv.block_size
+        if self.paged(seq.worst_case) + 2 > capacity:  # admission keeps a token free, and counts whole pages
+            seq.error = f"needs {self.paged(seq.worst_case) + 2} KV tokens, the engine has {capacity}"
+            self.rejected.append(seq)
+        else:
+            super().add(seq)
+
+    def paged(self, tokens: int) -> int:
+        """Tokens rounded up to whole pages."""
+        return self.kv.of(tokens) * self.kv.block_size
+
+    @property
+    def free_tokens(self) -> int:
+        return self.kv.free * self.kv.block_size
 
     def schedule(self) -> Step | None:
         step = Step()
@@ -65,12 +80,15 @@ class SgLang(Policy):
         return step if step.decodes else None
 
     def _retract(self, step: Step) -> None:
-        order = sorted((s for s in self.decodes if s.end_tick > self.decodes.tick),
-                       key=lambda s: (self.produced(s), -s.prompt), reverse=True)
-        while self.kv.free < len(order) * RETRACT_DECODE_STEPS and len(order) > 1:
+        order = sorted(
+            (s for s in self.decodes if s.end_tick > self.decodes.tick),
+            key=lambda s: (self.produced(s), -s.prompt),
+            reverse=True,
+        )
+        while self.free_tokens < len(order) * RETRACT_DECODE_STEPS and len(order) > 1:
             seq = order.pop()
             self.preempt(step, seq)
-            self.waiting.append(self.waiting.popleft())   # retracted requests go to the end of the queue
+            self.waiting.append(self.waiting.popleft())  # retracted requests go to the end of the queue
         done = sum(self.produced(s) for s in order) + RETRACT_DECODE_STEPS * len(order)
         self.ratio = min(1.0, done / max(1, sum(s.output for s in order)))
         self.batch_is_full = False
@@ -82,8 +100,9 @@ class SgLang(Policy):
     def advance(self, step: Step, steps: int) -> list[Sequence]:
         if step.decodes:
             first = self.opt["new_token_ratio"]
-            self.ratio = max(first * MIN_RATIO_FACTOR,
-                             self.ratio - steps * first * (1 - MIN_RATIO_FACTOR) / RATIO_DECAY_STEPS)
+            self.ratio = max(
+                first * MIN_RATIO_FACTOR, self.ratio - steps * first * (1 - MIN_RATIO_FACTOR) / RATIO_DECAY_STEPS
+            )
         return super().advance(step, steps)
 
     def retire(self, seq: Sequence) -> None:
@@ -101,9 +120,10 @@ class _PrefillAdder:
         self.policy, self.step = policy, step
         self.left_chunk = policy.limits.max_num_tokens
         self.left_input = policy.opt["max_prefill_tokens"]
-        self.left_now = policy.kv.free
-        self.left_total = policy.kv.free - policy.ratio * sum(
-            min(s.output - policy.produced(s), CLIP_MAX_NEW_TOKENS) for s in policy.decodes)
+        self.left_now = policy.free_tokens
+        self.left_total = policy.free_tokens - policy.ratio * sum(
+            min(s.output - policy.produced(s), CLIP_MAX_NEW_TOKENS) for s in policy.decodes
+        )
         self.slots = policy.limits.max_batch_size - len(policy.decodes)
 
     def fill(self) -> None:
@@ -130,26 +150,29 @@ class _PrefillAdder:
         self.policy.prefill(self.step, seq, tokens)
         whole = seq.context == seq.known
         self.policy.chunked = None if whole else seq
-        self.left_total -= tokens + (min(seq.output - seq.produced, CLIP_MAX_NEW_TOKENS) if whole else 0)
-        self.left_now -= tokens
+        taken = self.policy.paged(tokens)
+        self.left_total -= taken + (min(seq.output - seq.produced, CLIP_MAX_NEW_TOKENS) if whole else 0)
+        self.left_now -= taken
         self.left_input -= tokens
         self.left_chunk -= tokens
 
     def _fits(self, seq: Sequence) -> bool:
         if not self.policy.opt["ignore_eos"]:
-            return seq.known + min(seq.output - seq.produced, CLIP_MAX_NEW_TOKENS) + 1 < self.left_total
-        if seq.known > min(self.left_now, self.left_total):
+            return self.policy.paged(seq.known) + min(seq.output - seq.produced, CLIP_MAX_NEW_TOKENS) < self.left_total
+        if self.policy.paged(seq.known) > min(self.left_now, self.left_total):
             return False
         return self._lasts_to_the_end(seq)
 
     def _lasts_to_the_end(self, seq: Sequence) -> bool:
-        """Follow all requests to their ends, the shortest first: no step may leave less than one free token for each."""
+        """Follow all requests to their ends, the shortest first: no step may leave less than one free token for
+        each.
+        """
         policy = self.policy
         states = [(s.output - policy.produced(s), s.prompt + policy.produced(s)) for s in policy.decodes]
         states += [(s.output - s.produced, s.known) for s, _, _ in self.step.prefills]
         states.append((seq.output - seq.produced, seq.known))
         states.sort()
-        free, freed = self.left_now - seq.known, 0
+        free, freed = self.left_now - policy.paged(seq.known), 0
         for i, (left, held) in enumerate(states):
             running = len(states) - i
             if free + freed - left * running <= running:

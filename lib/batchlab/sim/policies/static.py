@@ -1,8 +1,9 @@
-"""Static batching, the baseline before in-flight batching: a batch is formed, prefilled, and decoded to its longest output.
+"""Static batching, the baseline before in-flight batching: a batch is formed, prefilled, and decoded to its longest
+output.
 
-The batch is the front of the queue at the time, up to `max_batch_size`, as long as blocks for its longest prompt and longest output
-are there for every member. Prompts are prefilled whole, up to `max_num_tokens` an iteration. A request that ends early keeps its
-place, and decodes without use, until the batch ends.
+The batch is the front of the queue at the time, up to `max_batch_size`, as long as blocks for its longest prompt
+and longest output are there for every member. Prompts are prefilled whole, up to `max_num_tokens` an iteration. A
+request that ends early keeps its place, and decodes without use, until the batch ends.
 """
 
 from collections import deque

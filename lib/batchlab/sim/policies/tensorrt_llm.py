@@ -1,14 +1,15 @@
-"""TensorRT-LLM 0.14: in-flight fused batching. Prompts and generation share an iteration; running requests are taken first.
+"""TensorRT-LLM 0.14: in-flight fused batching. Prompts and generation share an iteration; running requests are
+taken first.
 
-Two schedulers follow one another. The capacity scheduler decides who may hold memory. GUARANTEED_NO_EVICT (the default) admits a
-request only when the blocks of its whole prompt and of all its output are still unpromised, so that nobody is ever paused.
-MAX_UTILIZATION admits what fits now; when a block is missing, the request that started last is paused, loses its blocks and is
-computed again. The micro-batch scheduler then fills the iteration: a token for each generating request, and whole prompts in
-order while `max_num_tokens` lasts (the first that does not fit ends it). With context chunking a prompt may be cut, at a multiple
-of the KV block, first come first served.
+Two schedulers follow one another. The capacity scheduler decides who may hold memory. GUARANTEED_NO_EVICT (the
+default) admits a request only when the blocks of its whole prompt and of all its output are still unpromised, so
+that nobody is ever paused. MAX_UTILIZATION admits what fits now; when a block is missing, the request that started
+last is paused, loses its blocks and is computed again. The micro-batch scheduler then fills the iteration: a token
+for each generating request, and whole prompts in order while `max_num_tokens` lasts (the first that does not fit
+ends it). With context chunking a prompt may be cut, at a multiple of the KV block, first come first served.
 
-`overlap_scheduler` is the 1.0 PyTorch backend's default: an iteration is planned while the one before it runs, so slots and blocks
-are freed one iteration later.
+`overlap_scheduler` is the 1.0 PyTorch backend's default: an iteration is planned while the one before it runs, so
+slots and blocks are freed one iteration later.
 """
 
 from typing import Any, ClassVar
@@ -34,8 +35,10 @@ class TensorRtLlm(Policy):
 
     def __init__(self, limits: Limits, kv: KvBlocks, options: dict[str, Any]) -> None:
         if options["capacity_scheduler_policy"] not in CAPACITY_POLICIES:
-            raise UsageError(f"tensorrt-llm: capacity_scheduler_policy is one of {', '.join(CAPACITY_POLICIES)}, "
-                             f"not '{options['capacity_scheduler_policy']}'")
+            raise UsageError(
+                f"tensorrt-llm: capacity_scheduler_policy is one of {', '.join(CAPACITY_POLICIES)}, "
+                f"not '{options['capacity_scheduler_policy']}'"
+            )
         super().__init__(limits, kv, options)
         self.no_evict = options["capacity_scheduler_policy"] == "GUARANTEED_NO_EVICT"
         self.chunking = options["enable_chunked_context"]
@@ -43,7 +46,7 @@ class TensorRtLlm(Policy):
         # a generating request takes a token of the iteration, so no more than max_num_tokens can ever run
         self.max_running = min(limits.max_batch_size, limits.max_num_tokens)
         self.schedule_lag = self.finish_lag = 2 if options["overlap_scheduler"] else 1
-        self.promised = 0                     # blocks that started requests need to their ends
+        self.promised = 0  # blocks that started requests need to their ends
         self.chunked: Sequence | None = None  # started, within its prompt
 
     @property
@@ -75,7 +78,7 @@ class TensorRtLlm(Policy):
     def _context(self, step: Step, seq: Sequence, budget: int) -> int:
         tokens = self._chunk(seq, budget)
         if tokens:
-            if seq.context == 0:   # the first chunk takes the blocks of the whole prompt
+            if seq.context == 0:  # the first chunk takes the blocks of the whole prompt
                 self.kv.used += self.kv.of(seq.known)
             self.plan_prefill(step, seq, tokens)
             self.chunked = seq if seq.context < seq.known else None
@@ -106,7 +109,7 @@ class TensorRtLlm(Policy):
     def _pause(self, step: Step, seq: Sequence) -> None:
         if seq is self.chunked:
             self.chunked = None
-            seq.context = seq.known   # it holds the blocks of its whole prompt
+            seq.context = seq.known  # it holds the blocks of its whole prompt
         self.promised -= self.kv.of(seq.worst_case)
         self.preempt(step, seq)
 

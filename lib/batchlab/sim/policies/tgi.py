@@ -1,12 +1,14 @@
-"""TGI (2.x, and 3.x with PREFILL_CHUNKING=0): reserve everything, first come first served, a prefill pauses generation.
+"""TGI (2.x, and 3.x with PREFILL_CHUNKING=0): reserve everything, first come first served, a prefill pauses
+generation.
 
-A request is taken into a batch only when its prompt and all its `max_new_tokens` fit into what `max_batch_total_tokens` has left; the
-first in the queue that does not fit stops the rest (head of line). A new batch is prefilled alone, whole prompts up to
-`max_batch_prefill_tokens`, and joins the generating one. To pause generation rarely, a new batch must hold at least
-`waiting_served_ratio` of the generating one's size, unless `max_waiting_tokens` iterations have passed since the last one.
+A request is taken into a batch only when its prompt and all its `max_new_tokens` fit into what
+`max_batch_total_tokens` has left; the first in the queue that does not fit stops the rest (head of line). A new
+batch is prefilled alone, whole prompts up to `max_batch_prefill_tokens`, and joins the generating one. To pause
+generation rarely, a new batch must hold at least `waiting_served_ratio` of the generating one's size, unless
+`max_waiting_tokens` iterations have passed since the last one.
 
-`max_batch_size` is --max-batch-size, `max_num_tokens` is --max-batch-prefill-tokens. Not modelled: the cap of 1,024 new tokens in
-a reservation (3.1.1 and later), which prefills longer outputs again.
+`max_batch_size` is --max-batch-size, `max_num_tokens` is --max-batch-prefill-tokens. Not modelled: the cap of 1,024
+new tokens in a reservation (3.1.1 and later), which prefills longer outputs again.
 """
 
 from typing import Any, ClassVar
@@ -28,9 +30,9 @@ class Tgi(Policy):
 
     def __init__(self, limits: Limits, kv: KvBlocks, options: dict[str, Any]) -> None:
         super().__init__(limits, kv, options)
-        self.reserved = 0           # tokens of the running requests' worst cases
-        self.waiting_tokens = 1     # iterations since a batch was taken in
-        self.may_take = True        # after a batch was taken in, one decode comes first
+        self.reserved = 0  # tokens of the running requests' worst cases
+        self.waiting_tokens = 1  # iterations since a batch was taken in
+        self.may_take = True  # after a batch was taken in, one decode comes first
 
     def schedule(self) -> Step | None:
         step = Step()
@@ -91,6 +93,8 @@ class Tgi(Policy):
             return 1
         until_end = self.decodes.steps_to_next_end()
         if self.waiting and self._fitting():
+            if not self.may_take:
+                return 1
             return min(until_end, max(1, self.opt["max_waiting_tokens"] - self.waiting_tokens))
         return until_end
 

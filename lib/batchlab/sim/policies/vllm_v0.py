@@ -1,13 +1,15 @@
 """vLLM V0 (0.6): an iteration is either prompts or generation, and prompts go first.
 
-While no request is swapped out, waiting prompts are taken whole, in order, as long as `max_num_batched_tokens`, `max_num_seqs` and the
-blocks (less a watermark of 1%) allow; if any was taken, the running requests stand still for that iteration. Otherwise each
-running request gets a token. When there is no free block, the last running request is preempted: its blocks are dropped and it is
-computed again (the default), or moved to the host and back (`preemption_mode: swap`).
+While no request is swapped out, waiting prompts are taken whole, in order, as long as `max_num_batched_tokens`,
+`max_num_seqs` and the blocks (less a watermark of 1%) allow; if any was taken, the running requests stand still for
+that iteration. Otherwise each running request gets a token. When there is no free block, the last running request
+is preempted: its blocks are dropped and it is computed again (the default), or moved to the host and back
+(`preemption_mode: swap`).
 
-`num_scheduler_steps` runs that many decode iterations a scheduling. A request that ends within them runs on to the last, without
-use; and an arrival waits. `async_output_proc` (on by default in 0.6) handles the output of an iteration during the next one, so an
-end is noticed one iteration late and that request decodes once more than it must.
+`num_scheduler_steps` runs that many decode iterations a scheduling. A request that ends within them runs on to the
+last, without use; and an arrival waits. `async_output_proc` (on by default in 0.6) handles the output of an
+iteration during the next one, so an end is noticed one iteration late and that request decodes once more than it
+must.
 """
 
 from collections import deque
@@ -22,7 +24,7 @@ class VllmV0(Policy):
     versions: ClassVar[str] = "vLLM 0.6, V0 scheduler without chunked prefill"
     options: ClassVar[dict[str, Any]] = {
         "num_scheduler_steps": 1,
-        "preemption_mode": "recompute",   # or swap
+        "preemption_mode": "recompute",  # or swap
         "async_output_proc": True,
         "watermark": 0.01,
     }
@@ -49,7 +51,9 @@ class VllmV0(Policy):
 
     def add(self, seq: Sequence) -> None:
         if self.kv.of(seq.prompt) + self.watermark_blocks > self.kv.total:
-            seq.error = f"prompt of {seq.prompt} tokens does not fit beside the watermark of {self.watermark_blocks} KV blocks"
+            seq.error = (
+                f"prompt of {seq.prompt} tokens does not fit beside the watermark of {self.watermark_blocks} KV blocks"
+            )
             self.rejected.append(seq)
         else:
             super().add(seq)
@@ -66,22 +70,41 @@ class VllmV0(Policy):
         budget = self.limits.max_num_tokens
         while self.waiting:
             seq = self.waiting[0]
-            if seq.known > self.limits.max_num_tokens:   # a preempted one may have grown past the limit
-                seq.error = f"{seq.known} tokens to compute again are over max_num_tokens {self.limits.max_num_tokens}"
+            if error := self._never_again(seq):
+                seq.error = error
                 self.rejected.append(self.waiting.popleft())
                 continue
-            if (self.kv.of(seq.known) + self.watermark_blocks > self.kv.free or seq.known > budget
-                    or self.holding >= self.limits.max_batch_size):
+            if (
+                self.kv.of(seq.known) + self.watermark_blocks > self.kv.free
+                or seq.known > budget
+                or self.holding >= self.limits.max_batch_size
+            ):
                 return
             self.waiting.popleft()
             self.prefill(step, seq, seq.known)
             budget -= seq.known
 
+    def _never_again(self, seq: Sequence) -> str | None:
+        """A preempted request may have grown past what a prefill can hold: vLLM drops it."""
+        if seq.known > self.limits.max_num_tokens:
+            return f"{seq.known} tokens to compute again are over max_num_tokens {self.limits.max_num_tokens}"
+        if self.kv.of(seq.known) + self.watermark_blocks > self.kv.total:
+            return (
+                f"{seq.known} tokens to compute again do not fit beside {self.watermark_blocks} KV blocks of watermark"
+            )
+        return None
+
     def _schedule_running(self, step: Step) -> None:
-        # the block manager of 0.6 wants a free block for each sequence, whether or not the step needs one
-        if self.decodes.blocks_needed(self.group) + 1 > self.kv.free:
-            self.make_room(step, lambda seq: max(1, self.blocks_for_step(seq, self.group)), self.decodes.last,
-                           lambda seq: self._preempt(step, seq))
+        # one step at a time, the block manager of 0.6 wants a free block for each sequence, needed or not
+        spare = 1 if self.group == 1 else 0
+        if self.decodes.blocks_needed(self.group) + spare > self.kv.free:
+            self.make_room(
+                step,
+                lambda seq: max(spare, self.blocks_for_step(seq, self.group)),
+                self.decodes.last,
+                lambda seq: self._preempt(step, seq),
+                self.group,
+            )
         if not step.preempted:
             self._swap_in(step)
         step.decodes = len(self.decodes) > 0

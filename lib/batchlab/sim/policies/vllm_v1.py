@@ -1,13 +1,13 @@
 """vLLM V1 (0.26 to 0.32): one rule for prompts and generation, "give each request what it lacks".
 
-Running requests come first, in the order of their admission: a token each for those that decode, then the rest of the prompt of
-the one that is still in it. What is left of `max_num_batched_tokens` goes to waiting requests, whose prompts are cut to fit.
-Admission is optimistic: the whole prompt must fit now, the output need not. When a block is missing, the last running request is
-preempted and will be computed again; nothing is admitted in such an iteration.
+Running requests come first, in the order of their admission: a token each for those that decode, then the rest of
+the prompt of the one that is still in it. What is left of `max_num_batched_tokens` goes to waiting requests, whose
+prompts are cut to fit. Admission is optimistic: the whole prompt must fit now, the output need not. When a block is
+missing, the last running request is preempted and will be computed again; nothing is admitted in such an iteration.
 
-`max_batch_size` is max_num_seqs, `max_num_tokens` is max_num_batched_tokens. Asynchronous scheduling (its default since 0.14)
-plans an iteration while the one before it runs. It knows from the lengths which requests need no further step, but their slots and
-blocks are freed one iteration later, and an arrival waits for one iteration more.
+`max_batch_size` is max_num_seqs, `max_num_tokens` is max_num_batched_tokens. Asynchronous scheduling (its default
+since 0.14) plans an iteration while the one before it runs. It knows from the lengths which requests need no
+further step, but their slots and blocks are freed one iteration later, and an arrival waits for one iteration more.
 """
 
 from typing import Any, ClassVar
@@ -21,8 +21,8 @@ class VllmV1(Policy):
     versions: ClassVar[str] = "vLLM 0.26 to 0.32, V1 scheduler"
     options: ClassVar[dict[str, Any]] = {
         "async_scheduling": True,
-        "reserve_full_prompt": True,     # scheduler_reserve_full_isl: admit only when the whole prompt fits
-        "watermark": 0.0,                # share of the blocks that admission leaves free
+        "reserve_full_prompt": True,  # scheduler_reserve_full_isl: admit only when the whole prompt fits
+        "watermark": 0.0,  # share of the blocks that admission leaves free
     }
     kernels: ClassVar[str] = "vllm"
     block_size: ClassVar[int] = 16
@@ -30,14 +30,16 @@ class VllmV1(Policy):
 
     def __init__(self, limits: Limits, kv: KvBlocks, options: dict[str, Any]) -> None:
         if limits.max_num_tokens < limits.max_batch_size:
-            raise UsageError(f"max_num_tokens {limits.max_num_tokens} is below max_batch_size {limits.max_batch_size}: "
-                             "vLLM refuses that; raise max_num_tokens or lower max_batch_size")
+            raise UsageError(
+                f"max_num_tokens {limits.max_num_tokens} is below max_batch_size {limits.max_batch_size}: "
+                "vLLM refuses that; raise max_num_tokens or lower max_batch_size"
+            )
         # one block of the pool is vLLM's null block and is never given out
         super().__init__(limits, KvBlocks(max(kv.total - 1, 1), kv.block_size), options)
         self.schedule_lag = self.finish_lag = 2 if options["async_scheduling"] else 1
         self.watermark_blocks = int(options["watermark"] * kv.total)
-        self.running: dict[Sequence, None] = {}   # in the order of admission, with those whose end is unnoticed
-        self.chunked: Sequence | None = None      # the one within its prompt; always the last that was admitted
+        self.running: dict[Sequence, None] = {}  # in the order of admission, with those whose end is unnoticed
+        self.chunked: Sequence | None = None  # the one within its prompt; always the last that was admitted
 
     @property
     def holding(self) -> int:
@@ -48,7 +50,7 @@ class VllmV1(Policy):
         if self.decodes.blocks_needed(1) > self.kv.free:
             self.make_room(step, self.blocks_for_step, self._last, lambda seq: self._preempt(step, seq))
         step.decodes = len(self.decodes) > 0
-        granted = self.decodes.blocks_needed(1)   # taken when the iteration runs
+        granted = self.decodes.blocks_needed(1)  # taken when the iteration runs
         budget = self.limits.max_num_tokens - len(self.decodes)
         if self.chunked:
             budget -= self._continue_prompt(step, self.chunked, budget, granted)
