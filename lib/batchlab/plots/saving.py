@@ -54,6 +54,7 @@ def save(fig: Figure, name: str, alt: str, study: Any) -> Shown:
         raise UsageError(f"figure {name!r} has no caption: call plots.attach(fig, frame) before saving it")
     if not NAME.fullmatch(name):
         raise UsageError(f"figure name {name!r}: use lower-case letters, digits and hyphens")
+    settle(fig)
     shown = Shown(name, alt, caption, render(fig, "svg"))
     footer = under(fig, caption)
     folder = Path(study.figures_dir)
@@ -63,6 +64,22 @@ def save(fig: Figure, name: str, alt: str, study: Any) -> Shown:
     footer.remove()
     close(fig)
     return shown
+
+
+@styled
+def settle(fig: Figure) -> None:
+    """Lays the figure out once and for all, with positions rounded.
+
+    The solver behind the constrained layout orders its variables by memory address, so that positions differ in
+    their last bit from run to run; the SVG's ids are hashes of them.
+    """
+    if fig.get_layout_engine() is None:
+        return
+    fig.draw_without_rendering()
+    places = [(ax, ax.get_position().bounds) for ax in fig.axes]
+    fig.set_layout_engine("none")
+    for ax, bounds in places:
+        ax.set_position([round(b, 5) for b in bounds])
 
 
 @styled
