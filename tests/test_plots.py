@@ -284,3 +284,31 @@ def test_layout_does_not_depend_on_memory_addresses(study):
     cell, trace = synthetic.cells().iloc[4], synthetic.iterations(100)
     shown = {plots.save(plots.timeline(trace, cell)[0].figure, "timeline", "x", study).svg for _ in range(12)}
     assert len(shown) == 1
+
+
+def test_grids_write_each_mean_into_its_field():
+    cells = synthetic.cells()
+    cells = synthetic.make_invalid(cells, cells["max_batch_size"] == 32)
+    cells = synthetic.make_missing(cells, cells["max_batch_size"] == 2)
+    points = plots.points(cells)
+    axes = plots.grids(points, "output_throughput_tok_s")
+    assert len(axes) == 2
+    fields = {t.get_position(): t.get_text() for t in axes[0].texts if t.get_position() != (0, 1.025)}
+    batches, tokens = list(synthetic.BATCHES), list(synthetic.TOKENS)
+    rows = points[points["dataset"] == "prefill-heavy"]
+    expected = {}
+    for row in rows.to_dict("records"):
+        at = batches.index(row["max_batch_size"]), tokens.index(row["max_num_tokens"])
+        expected[at] = {2: "–", 32: f"({labels.number(row['output_throughput_tok_s'])})"}.get(
+            row["max_batch_size"], labels.number(row["output_throughput_tok_s"]))
+    assert fields == expected
+    assert "in brackets: 2 invalid" in axes[0].figure.get_label()
+
+
+def test_labels_name_the_transport_only_where_it_differs():
+    http, inside = synthetic.cells(), synthetic.cells().assign(transport="inprocess")
+    inside["cell"] += "-inside"
+    alone = plots.side_by_side(plots.points(inside), "max_batch_size", "tpot_mean_ms")[0]
+    both = plots.side_by_side(plots.points(pd.concat([http, inside])), "max_batch_size", "tpot_mean_ms")[0]
+    assert "vLLM" in texts(alone) and "in process" not in texts(alone)
+    assert "vLLM, in process" in texts(both) and "vLLM, HTTP" in texts(both)

@@ -4,6 +4,7 @@ from batchlab.plots.batch import running_batch, running_batches, timeline
 from batchlab.plots.captions import attach, caption
 from batchlab.plots.coverage import coverage
 from batchlab.plots.gather import points
+from batchlab.plots.grids import grids
 from batchlab.plots.limits import against, panels, side_by_side
 from batchlab.plots.saving import Shown, save, slug
 from batchlab.plots.select import along
@@ -16,6 +17,7 @@ __all__ = [
     "attach",
     "caption",
     "coverage",
+    "grids",
     "panels",
     "points",
     "running_batch",

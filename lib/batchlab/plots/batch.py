@@ -20,7 +20,7 @@ from batchlab.plots.limits import (
     panel_title,
     panels,
 )
-from batchlab.plots.select import along, datasets, recorded, require, series
+from batchlab.plots.select import along, datasets, recorded, require, series, several_transports
 from batchlab.plots.style import MUTED, colour, new_figure, series_style, styled
 
 MOST_POINTS = 600  # of a timeline: more would only make the file larger
@@ -45,8 +45,10 @@ def running_batch(
         ends_at = np.array([limits.min(), limits.max()])
         ax.plot(ends_at, ends_at, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
         ends.append((float(ends_at[1]), float(ends_at[1]), "limit", MUTED))
+    named = several_transports(points)
     ends += [
-        draw_series(ax, rows, "max_batch_size", metric, series_style(*key)) for key, rows in series(points)
+        draw_series(ax, rows, "max_batch_size", metric, series_style(*key, name_transport=named))
+        for key, rows in series(points)
     ]
     shown = points.loc[recorded(points), metric].dropna()
     if len(limits):

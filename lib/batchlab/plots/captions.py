@@ -7,9 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from batchlab.plots.select import reasons, recorded, series, valid
-from batchlab.plots.style import engine_name
-
-TRANSPORTS = {"http": "HTTP", "inprocess": "in process"}
+from batchlab.plots.style import TRANSPORTS, engine_name
 
 
 def span(values: Any) -> str:

@@ -34,6 +34,8 @@ def coverage(cells: pd.DataFrame) -> list[Axes]:
     limit_axis(axes[0], cells["max_batch_size"].tolist(), "")
     for ax in axes:
         ax.tick_params(labelsize=8)
+        if cells["max_batch_size"].nunique() > 6:
+            ax.tick_params(axis="x", labelrotation=90)
         ax.set_xlabel("max_batch_size")
     for ax in axes[::columns]:
         ax.set_ylabel("max_num_tokens")
@@ -41,7 +43,7 @@ def coverage(cells: pd.DataFrame) -> list[Axes]:
     axes[0].set_yscale("log", base=2)
     axes[0].yaxis.set_minor_locator(NullLocator())
     axes[0].set_yticks(values, [whole(v) for v in values])
-    attach(figure, cells, note="small: repeats still missing; dot: not recorded")
+    attach(figure, cells.drop_duplicates("cell"), note="small: repeats still missing; dot: not recorded")
     return axes
 
 

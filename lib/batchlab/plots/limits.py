@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from batchlab.errors import UsageError
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import OTHER_AXIS, axis_label, dataset_title, whole
-from batchlab.plots.select import along, datasets, recorded, require, series, valid
+from batchlab.plots.select import along, datasets, recorded, require, series, several_transports, valid
 from batchlab.plots.style import MUTED, SeriesStyle, new_figure, series_style, styled
 
 End = tuple[float, float, str, str]  # of a series: x, y (data), label, colour
@@ -209,8 +209,10 @@ def against(
     limit_axis(ax, points[axis].tolist(), axis)
     if log_y:
         plain_log_y(ax)
+    named = several_transports(points)
     ends = [
-        draw_series(ax, rows, axis, metric, series_style(*key), band=band) for key, rows in series(points)
+        draw_series(ax, rows, axis, metric, series_style(*key, name_transport=named), band=band)
+        for key, rows in series(points)
     ]
     shown = points[recorded(points) & points[metric].notna()]
     if len(shown):

@@ -64,6 +64,11 @@ def series(points: pd.DataFrame) -> Iterator[tuple[tuple[str, str, Any], pd.Data
         yield (engine, evidence, transport), rows
 
 
+def several_transports(frame: pd.DataFrame) -> bool:
+    """Whether measured series of the frame differ in their transport, so that labels must name it."""
+    return "transport" in frame and frame["transport"].nunique() > 1
+
+
 def datasets(frame: pd.DataFrame) -> list[str]:
     """Dataset names in the order in which the frame first shows them (the scenario's order)."""
     require(frame, "dataset")

@@ -20,7 +20,7 @@ from batchlab.plots.limits import (
     panels,
     plain_log_y,
 )
-from batchlab.plots.select import SERIES, along, datasets, recorded, require, series, valid
+from batchlab.plots.select import SERIES, along, datasets, recorded, require, series, several_transports, valid
 from batchlab.plots.style import new_figure, series_style, styled
 
 COLUMNS = ("tpot_min_ms", "tpot_p50_ms", "tpot_max_ms")
@@ -67,7 +67,7 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
     groups = list(series(table)) if len(table) else []
     ends: list[End] = []
     for place, ((engine, evidence, transport), rows) in enumerate(groups):
-        look = series_style(engine, evidence, transport)
+        look = series_style(engine, evidence, transport, name_transport=several_transports(table))
         rows = at_every(rows, axis, cells)
         x = rows[axis].to_numpy(float) * 2 ** (0.12 * (place - (len(groups) - 1) / 2))
         middle = rows["tpot_p50_ms"].to_numpy(float)

@@ -37,6 +37,7 @@ NAMES = {
     "tgi": "TGI",
     "sglang": "SGLang",
 }
+TRANSPORTS = {"http": "HTTP", "inprocess": "in process"}
 EVIDENCE = ("measured", "simulated", "published")
 MUTED = "#666666"
 
@@ -83,14 +84,13 @@ def engine_name(engine: str) -> str:
     return NAMES.get(engine, engine)
 
 
-def series_style(engine: str, evidence: str, transport: Any = None) -> SeriesStyle:
+def series_style(engine: str, evidence: str, transport: Any = None, *, name_transport: bool = False) -> SeriesStyle:
     """Measured: solid, filled. Simulated: dashed, squares. Published: crosses, not joined."""
     label = engine_name(engine)
     if evidence == "published":
         return SeriesStyle(colour(engine), "none", "x", f"{label}, published")
     if evidence == "simulated":
         return SeriesStyle(colour(engine), "--", "s", f"{label}, simulated")
-    in_process = transport == "inprocess"
-    return SeriesStyle(
-        colour(engine), "-", "D" if in_process else "o", f"{label}, in process" if in_process else label
-    )
+    if name_transport:
+        label = f"{label}, {TRANSPORTS.get(transport, transport)}"
+    return SeriesStyle(colour(engine), "-", "D" if transport == "inprocess" else "o", label)

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from batchlab.plots.labels import metric_words, number, whole
-from batchlab.plots.select import along, datasets, recorded, series, valid
+from batchlab.plots.select import along, datasets, recorded, series, several_transports, valid
 from batchlab.plots.spreads import spread
 from batchlab.plots.style import series_style
 
@@ -67,7 +67,8 @@ def curves(
     several = len(list(series(line))) > 1 if len(line) else False
     for dataset in datasets(line):
         for key, rows in series(line[line["dataset"] == dataset]):
-            name = f"{dataset}, {series_style(*key).label}" if several else dataset
+            look = series_style(*key, name_transport=several_transports(line))
+            name = f"{dataset}, {look.label}" if several else dataset
             good = rows[valid(rows) & rows[metric].notna()].sort_values(axis, kind="stable")
             if len(good) < 2:
                 yield name, None
@@ -152,6 +153,11 @@ def throughput(
         return f"{sentence}; from {whole(c.x[knee])} on it stays within {1 - SATURATED:.0%} of the best{dip}."
 
     return read(points, axis, metric, defaults, say)
+
+
+def trend(points: pd.DataFrame, axis: str, metric: str, defaults: Any = None) -> Reading:
+    """How any metric moves from the smallest to the largest value of `axis`."""
+    return read(points, axis, metric, defaults, lambda curve: change(curve, metric))
 
 
 def ttft(points: pd.DataFrame, axis: str, defaults: Any = None, metric: str = "ttft_mean_ms") -> Reading:

@@ -91,8 +91,9 @@ def sweeps(study: Study) -> Table:
 
 
 def values(column: pd.Series) -> str:
-    """The distinct limits of a sweep, in order."""
-    return ", ".join(f"{int(v)}" for v in sorted(column.dropna().unique()))
+    """The distinct limits of a sweep, in order; only the ends of a long list."""
+    found = [f"{int(v)}" for v in sorted(column.dropna().unique())]
+    return ", ".join(found) if len(found) <= 5 else f"{found[0]} to {found[-1]} ({len(found)} values)"
 
 
 def provenance(study: Study, cells: pd.DataFrame) -> Table:
@@ -115,9 +116,13 @@ def provenance(study: Study, cells: pd.DataFrame) -> Table:
     return table(pd.DataFrame(rows, columns=[*by, "recorded", "cells"]), empty="No cell is recorded yet.")
 
 
-def cells_of(study: Study, sweep: str) -> pd.DataFrame:
-    """The sweep's cells, measured where that is possible; no row where the scenario lacks the sweep."""
-    return study.ensure(sweep) if study.has(sweep) else study.frame().iloc[0:0]
+def cells_of(study: Study, *sweeps: str) -> pd.DataFrame:
+    """The cells of these sweeps, measured where that is possible; sweeps that the scenario lacks add no row.
+
+    A cell that several of them ask for appears once.
+    """
+    found = [study.ensure(name) for name in sweeps if study.has(name)]
+    return pd.concat(found, ignore_index=True).drop_duplicates("cell") if found else study.frame().iloc[0:0]
 
 
 def lowest_rate(cells: pd.DataFrame) -> pd.DataFrame:

@@ -110,6 +110,7 @@ def table(
 
 def invalid_table(cells: pd.DataFrame) -> Table:
     """Recorded but invalid cells with their reasons: the check that comes before every figure."""
+    cells = cells.drop_duplicates("cell")
     bad = cells[recorded(cells) & ~valid(cells)]
     columns = ["engine", "dataset", "max_batch_size", "max_num_tokens", "request_rate", "repeat"]
     headings = {c: c for c in columns if c in bad} | {"invalid_reasons": "why it is invalid"}
