@@ -140,7 +140,8 @@ def test_batch_means_cover_the_truth_of_a_noisy_constant():
 def test_goodput_counts_a_missing_metric_as_a_miss():
     rows = frame(request(0, tokens=1, k=1, last=1.0, output_len=1), request(1, tokens=4, k=4, last=1.0), request(2))
     assert metrics.goodput_req_s(rows) == pytest.approx(3 / 2.0)
-    # request 1 merged all its tokens in one chunk: no TPOT, so a miss; request 0 asked for one token and has none to miss
+    # request 1 merged all its tokens in one chunk: no TPOT, so a miss; request 0 asked for one token and has
+    # none to miss
     assert metrics.goodput_req_s(rows, tpot_limit_ms=1000) == pytest.approx(2 / 2.0)
     assert metrics.goodput_req_s(rows, ttft_limit_ms=999) == 0.0
 

@@ -179,7 +179,8 @@ def test_a_second_run_is_refused_with_the_holder_named(tmp_path):
 
 def test_a_killed_run_holds_nothing(tmp_path):
     code = (
-        "import sys, time; sys.path.insert(0, sys.argv[2]); from pathlib import Path; from batchlab.store import Store\n"
+        "import sys, time; sys.path.insert(0, sys.argv[2])\n"
+        "from pathlib import Path; from batchlab.store import Store\n"
         "with Store(Path(sys.argv[1])).writing():\n  print('held', flush=True); time.sleep(60)"
     )
     child = subprocess.Popen(

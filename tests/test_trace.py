@@ -1,4 +1,5 @@
-"""Reading what the scheduler in the engine wrote. The scheduler itself is tested inside a real vLLM (test_engine.py)."""
+"""Reading what the scheduler in the engine wrote. The scheduler itself is tested inside a real vLLM
+(test_engine.py)."""
 
 import json
 

@@ -62,7 +62,8 @@ def test_a_sound_cell_has_no_reason():
     ],
 )
 def test_every_fault_of_a_request(row, expected):
-    # TensorRT-LLM 10824 and TGI 1944 (stopped early), vllm 10847 (prompt lengths), 54227 (prefix cache), aiperf 339 (token counts)
+    # TensorRT-LLM 10824 and TGI 1944 (stopped early), vllm 10847 (prompt lengths), 54227 (prefix cache), aiperf
+    # 339 (token counts)
     found = reasons(row, good(1)) if "lacks" in expected or "1 of 2" in expected else reasons(row)
     assert any(expected in reason for reason in found), found
 

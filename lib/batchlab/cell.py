@@ -10,8 +10,8 @@ from typing import Any
 class Cell:
     """One point of a study.
 
-    `dataset`, `arrival` and `engine_options` are the scenario's validated values; `request_rate` is requests a second, None when
-    all requests are sent at once.
+    `dataset`, `arrival` and `engine_options` are the scenario's validated values; `request_rate` is requests a
+    second, None when all requests are sent at once.
     """
 
     engine: str

@@ -173,7 +173,8 @@ def _hint_missing(study: Study, frame: pd.DataFrame) -> None:
 
 
 def summary_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The recorded cells of a frame as plain objects: coordinates, then the summary keys; null where one does not apply."""
+    """The recorded cells of a frame as plain objects: coordinates, then the summary keys; null where one does
+    not apply."""
     keys = (*COORDINATES, *metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS, "seed", "sweep")
     return [{key: _json_value(key, row[key]) for key in keys} for row in frame.to_dict("records")]
 

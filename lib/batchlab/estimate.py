@@ -1,7 +1,8 @@
 """How long a cell will take, for people who wait and for planning an expensive machine.
 
-A cell costs its engine steps and its tokens: seconds = a * steps + b * tokens + c. a, b and c are fitted by non-negative least squares to
-the cells already recorded for this engine, model and hardware; before there are any, stated guesses stand in.
+A cell costs its engine steps and its tokens: seconds = a * steps + b * tokens + c. a, b and c are fitted by
+non-negative least squares to the cells already recorded for this engine, model and hardware; before there are
+any, stated guesses stand in.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,8 @@ from scipy.optimize import nnls
 from batchlab.cell import Cell, mean_lengths
 from batchlab.store import Store
 
-# seconds (a step, a token, a cell); CPU: tiny-llama on 2 cores of an EPYC; GPU: an 8B model in bf16 on one H100-class card
+# seconds (a step, a token, a cell); CPU: tiny-llama on 2 cores of an EPYC; GPU: an 8B model in bf16 on one
+# H100-class card
 GUESSES = {"cpu": (0.004, 0.00008, 1.5), "gpu": (0.008, 0.00002, 1.5)}
 START_S = {"cpu": 60.0, "gpu": 100.0}  # an engine's start, before one has been seen
 
@@ -44,7 +46,8 @@ def work(cell: Cell) -> tuple[float, float]:
 
 
 def fit(store: Store, cells: list[Cell]) -> Estimator:
-    """An estimator from what the store already holds of these cells (all at once only: finite rates wait for arrivals)."""
+    """An estimator from what the store already holds of these cells (all at once only: finite rates wait for
+    arrivals)."""
     kind = "cpu" if cells and cells[0].hardware == "cpu" else "gpu"
     rows, seconds, starts = [], [], []
     recorded = store.ids()

@@ -59,8 +59,8 @@ def run(
     *,
     restart_each: bool = False,
 ) -> Outcome:
-    """Measure `wanted`. `every` is the scenario's whole plan: it sets the limits that engines are started with, so that a
-    resumed run measures on an engine that was started as the first run's was.
+    """Measure `wanted`. `every` is the scenario's whole plan: it sets the limits that engines are started with,
+    so that a resumed run measures on an engine that was started as the first run's was.
 
     `restart_each` starts the engine anew for each cell, with that cell's limits: the slow way, for comparison.
     """
@@ -204,8 +204,11 @@ def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Stor
 def obstacle(scenario: Scenario) -> str | None:
     """Why this machine cannot measure the scenario, in one line; None when it can."""
     here = provenance.hardware()
-    if here != scenario.hardware:
-        return f"{scenario.path}: asks for {scenario.hardware}, this machine is {here}; recorded cells can still be rendered here"
+    if scenario.hardware not in ("cpu", here):
+        return (
+            f"{scenario.path}: asks for {scenario.hardware}, this machine is {here}; "
+            "recorded cells can still be rendered here"
+        )
     for name, spec in scenario.engines.items():
         try:
             ENGINES[name].find(spec.version)

@@ -1,6 +1,8 @@
-"""What is measured, exactly. Every function takes the tables of records.py as pandas frames; times are seconds, results as named.
+"""What is measured, exactly. Every function takes the tables of records.py as pandas frames; times are seconds,
+results as named.
 
-For a request: `scheduled` (when the arrival process says it should go), `sent`, then for each chunk (time, tokens in it).
+For a request: `scheduled` (when the arrival process says it should go), `sent`, then for each chunk (time,
+tokens in it).
 
 * TTFT  = first chunk that holds a token - scheduled. Queueing in a late client counts, as a user would feel it.
 * TPOT  = (last token - first token) / (n - k), n output tokens, k of them in the first chunk; null when n = k.
@@ -97,8 +99,8 @@ def goodput_req_s(
     tpot_limit_ms: float | None = None,
     e2e_limit_ms: float | None = None,
 ) -> float:
-    """Requests a second that meet every given limit. A missing metric misses its limit, except a request of one token, which
-    has no TPOT to miss."""
+    """Requests a second that meet every given limit. A missing metric misses its limit, except a request of one
+    token, which has no TPOT to miss."""
     good = completed(requests)
     for values, limit in ((ttft_ms(requests), ttft_limit_ms), (e2e_ms(requests), e2e_limit_ms)):
         if limit is not None:
@@ -131,7 +133,8 @@ def running_batch(iterations: pd.DataFrame) -> tuple[float, float]:
 
 
 def steady_window(iterations: pd.DataFrame) -> tuple[float, float] | None:
-    """From the first to the last iteration whose running batch is at least 90% of the largest; None without iterations."""
+    """From the first to the last iteration whose running batch is at least 90% of the largest; None without
+    iterations."""
     if iterations.empty:
         return None
     high = iterations["running"] >= PLATEAU * iterations["running"].max()
@@ -157,7 +160,8 @@ def steady_throughput_tok_s(requests: pd.DataFrame, iterations: pd.DataFrame) ->
 def batch_means_ci(iterations: pd.DataFrame) -> float:
     """Half-width of a 95% interval of the steady decode throughput (tok/s) within one run, by batch means.
 
-    Iterations of a run are correlated, so the window is cut into 8 batches and the batches' means are treated as independent
+    Iterations of a run are correlated, so the window is cut into 8 batches and the batches' means are treated
+    as independent
     (Law and Kelton, Simulation Modeling and Analysis, the method of batch means).
     """
     window = steady_window(iterations)

@@ -12,7 +12,8 @@ from batchlab.scenario import Limits
 
 @dataclass(slots=True)
 class Progress:
-    """A line a cell to a stream. On a terminal, and in a notebook, the line of the running cell is rewritten in place."""
+    """A line a cell to a stream. On a terminal, and in a notebook, the line of the running cell is rewritten in
+    place."""
 
     total: int
     estimator: Estimator
@@ -54,8 +55,8 @@ class Progress:
     def starting(self, cell: Cell, limits: Limits) -> None:
         self._told = time.monotonic()
         self.line(
-            f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, batch ≤ {limits.max_batch_size}, "
-            f"tokens ≤ {limits.max_num_tokens}: about {clock(self.estimator.start_s)}"
+            f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, "
+            f"batch ≤ {limits.max_batch_size}, tokens ≤ {limits.max_num_tokens}: about {clock(self.estimator.start_s)}"
         )
 
     def waiting(self, waited_s: float) -> None:

@@ -125,7 +125,7 @@ def _target(args: argparse.Namespace) -> Target:
         model=args.model,
         api_key=key,
         ignore_eos=True,
-        continuous_usage=not args.api == "tgi",
+        continuous_usage=args.api != "tgi",
         prompt_format=args.prompt_format or ("text" if text_only else "ids"),
     )
 
@@ -141,8 +141,8 @@ def _workload(args: argparse.Namespace, target: Target, count: int, nonce: str) 
         # words that any tokenizer can read; the engine's own count of them is checked afterwards
         tokenizer = models.materialize("tiny-llama").tokenizer
         print(
-            "batchlab: no --tokenizer given: prompts are made of plain words, and their length in the model's tokens is the "
-            "engine's to say",
+            "batchlab: no --tokenizer given: prompts are made of plain words, and their length in the model's "
+            "tokens is the engine's to say",
             file=sys.stderr,
         )
     rate = None if math.isinf(args.request_rate) or nonce != "measured" else args.request_rate

@@ -1,8 +1,9 @@
 """Recorded cells on disk: one ZIP file a cell, written whole or not at all.
 
 `data/results/<hardware>/<cell id>.zip` holds cell.json (the cell, its provenance and checks), requests.parquet and
-iterations.parquet. It is written under a temporary name, flushed, and renamed, so a kill at any moment leaves either the
-whole cell or none of it. ZIP's checksums and the id in cell.json show damage; a damaged file is named and measured again.
+iterations.parquet. It is written under a temporary name, flushed, and renamed, so a kill at any moment leaves
+either the whole cell or none of it. ZIP's checksums and the id in cell.json show damage; a damaged file is
+named and measured again.
 """
 
 import io

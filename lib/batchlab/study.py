@@ -177,8 +177,9 @@ POINT = [
 def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """A row a point, over its repeats.
 
-    Each figure becomes its mean over the valid repeats (over all, and `valid` False, when none is), with `<figure>_lo` and `<figure>_hi`, the 95%
-    t interval (NaN for one repeat), and `n`, the repeats behind it. Cells that are not recorded are left out.
+    Each figure becomes its mean over the valid repeats (over all, and `valid` False, when none is), with
+    `<figure>_lo` and `<figure>_hi`, the 95% t interval (NaN for one repeat), and `n`, the repeats behind it.
+    Cells that are not recorded are left out.
     """
     by = by or POINT
     figures = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k not in ("valid", "invalid_reasons")]

@@ -124,7 +124,10 @@ def _lag(r: pd.DataFrame) -> Iterator[str]:
     client_ms = metrics.tpot_ms(many).mean()
     engine_ms = (1000.0 * (many["engine_last_s"] - many["engine_first_s"]) / (many["tokens"] - 1)).mean()
     if engine_ms > 0 and abs(client_ms / engine_ms - 1) > CLIENT_TPOT_ERROR:
-        yield f"the client's mean TPOT is {client_ms:.2f} ms, the engine's {engine_ms:.2f} ms (limit {100 * CLIENT_TPOT_ERROR:.0f}%)"
+        yield (
+            f"the client's mean TPOT is {client_ms:.2f} ms, the engine's {engine_ms:.2f} ms "
+            f"(limit {100 * CLIENT_TPOT_ERROR:.0f}%)"
+        )
     lag_ms = 1000.0 * (both["last_s"] - both["engine_last_s"])
     limit = max(CLIENT_LAG_MS, CLIENT_LAG_SHARE * client_ms)
     if lag_ms.quantile(0.99) > limit:

@@ -1,8 +1,9 @@
 """Run a command that must not outlive whoever started it.
 
-`python supervise.py LOG COMMAND ...` starts the command in a process group of its own, its output appended to LOG. When this
-process's standard input ends (because the starter closed it, or was killed) or SIGTERM comes, the whole group gets SIGTERM and, after ten
-seconds, SIGKILL. Exits with the command's status. Standard library only: it may run under an engine's Python.
+`python supervise.py LOG COMMAND ...` starts the command in a process group of its own, its output appended to
+LOG. When this process's standard input ends (because the starter closed it, or was killed) or SIGTERM comes,
+the whole group gets SIGTERM and, after ten seconds, SIGKILL. Exits with the command's status. Standard library
+only: it may run under an engine's Python.
 """
 
 import contextlib

