@@ -103,8 +103,11 @@ def test_any_split_gives_the_same_tokens_at_the_time_of_the_read_that_ended_the_
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.lists(st.sampled_from(["data: a", "data:b", "data", ": c", "id: 1", "", "nonsense"]), max_size=12),
-       LINE_ENDS, st.lists(st.integers(0, 200), max_size=20))
+@given(
+    st.lists(st.sampled_from(["data: a", "data:b", "data", ": c", "id: 1", "", "nonsense"]), max_size=12),
+    LINE_ENDS,
+    st.lists(st.integers(0, 200), max_size=20),
+)
 def test_events_do_not_depend_on_how_their_bytes_are_cut(lines, end, cuts):
     raw = "".join(line + end for line in lines).encode()
     whole, cut = Events(), Events()
@@ -143,10 +146,18 @@ def test_a_body_that_stops_inside_a_line_says_so():
 
 # --- what is a token -------------------------------------------------------------------------------------------------
 
+
 def test_role_empty_and_usage_chunks_are_no_token():
     """vllm 15106: the role chunk was counted as the first token."""
-    stream = read("openai-chat", chat(role="assistant", content=""), chat(content=""), chat(content="a"),
-                  chat(content="b", reason="length"), {"choices": [], "usage": usage(2)}, "[DONE]")
+    stream = read(
+        "openai-chat",
+        chat(role="assistant", content=""),
+        chat(content=""),
+        chat(content="a"),
+        chat(content="b", reason="length"),
+        {"choices": [], "usage": usage(2)},
+        "[DONE]",
+    )
     assert stream.times == [300, 400] and stream.counts == [1, 1]
     assert stream.count_source == "usage" and stream.prompt_tokens == 5 and stream.error is None
 
@@ -159,36 +170,59 @@ def test_reasoning_and_tool_calls_are_tokens(delta):
 
 def test_a_chunk_of_several_tokens_is_counted_by_its_ids():
     """vllm 27485, 37666: a chunk is not a token."""
-    stream = read("openai-completions", completion(choice={"token_ids": [1, 2, 3]}),
-                  completion("", choice={"token_ids": [4]}), completion("", "length"), "[DONE]")
+    stream = read(
+        "openai-completions",
+        completion(choice={"token_ids": [1, 2, 3]}),
+        completion("", choice={"token_ids": [4]}),
+        completion("", "length"),
+        "[DONE]",
+    )
     assert (stream.times, stream.counts, stream.tokens) == ([100, 200], [3, 1], 4)
     assert stream.count_source == "token_ids"
 
 
 def test_a_chunk_of_several_tokens_is_counted_by_continuous_usage():
     """vllm 27485, 37666; an empty text may hold a token (half a character), which only the count shows."""
-    stream = read("openai-completions", completion(usage=usage(2)), completion("", usage=usage(3)),
-                  completion(usage=usage(3)), completion(reason="length", usage=usage(7)),
-                  {"choices": [], "usage": usage(7)}, "[DONE]")
+    stream = read(
+        "openai-completions",
+        completion(usage=usage(2)),
+        completion("", usage=usage(3)),
+        completion(usage=usage(3)),
+        completion(reason="length", usage=usage(7)),
+        {"choices": [], "usage": usage(7)},
+        "[DONE]",
+    )
     assert (stream.times, stream.counts, stream.tokens) == ([100, 200, 400], [2, 1, 4], 7)
     assert stream.count_source == "usage"
 
 
 def test_usage_that_comes_with_the_last_text_alone_is_not_a_chunk_of_all_tokens():
     """TGI sends usage with the last text, and an empty finish reason before."""
-    stream = read("openai-completions", completion(reason=""), completion(reason=""),
-                  completion(reason="length", usage=usage(3)), "[DONE]")
+    stream = read(
+        "openai-completions",
+        completion(reason=""),
+        completion(reason=""),
+        completion(reason="length", usage=usage(3)),
+        "[DONE]",
+    )
     assert (stream.counts, stream.count_source, stream.finish_reason) == ([1, 1, 1], "usage", "length")
 
 
 def test_final_usage_that_differs_from_the_chunks_is_the_count_but_marked_as_unsure():
     """aiperf 339: tools disagreed on the number of tokens."""
-    stream = read("openai-completions", completion(), completion(), completion(reason="length"),
-                  {"choices": [], "usage": usage(6)}, "[DONE]")
+    stream = read(
+        "openai-completions",
+        completion(),
+        completion(),
+        completion(reason="length"),
+        {"choices": [], "usage": usage(6)},
+        "[DONE]",
+    )
     assert stream.tokens == 6 and sum(stream.counts) == 6 and stream.counts[0] == 1
     assert stream.count_source == "chunks"
-    fewer = read("openai-completions", completion(), completion(reason="length"),
-                 {"choices": [], "usage": usage(1)}, "[DONE]")
+    fewer = read(
+        "openai-completions", completion(), completion(reason="length"), {"choices": [], "usage": usage(1)}, "[DONE]"
+    )
     assert (fewer.tokens, fewer.count_source) == (1, "chunks")
 
 
@@ -212,8 +246,12 @@ def test_tokens_that_no_chunk_shows_are_an_error():
 
 
 def test_tgi_tokens_and_details():
-    token = {"index": 1, "token": {"id": 264, "text": " a", "logprob": -0.5, "special": False},
-             "generated_text": None, "details": None}
+    token = {
+        "index": 1,
+        "token": {"id": 264, "text": " a", "logprob": -0.5, "special": False},
+        "generated_text": None,
+        "details": None,
+    }
     details = {"finish_reason": "length", "generated_tokens": 2, "input_length": 9}
     last = token | {"generated_text": "a a", "details": details}
     stream = read("tgi", token, last)
@@ -240,10 +278,20 @@ def test_another_id_in_every_chunk_does_not_matter():
 
 # --- times and percentiles -------------------------------------------------------------------------------------------
 
+
 def test_inter_token_latency_is_the_gap_divided_by_the_tokens_of_the_later_chunk():
-    reads = [HEAD + b"", *(b"%x\r\n%b\r\n" % (len(e), e) for e in (
-        event(completion(usage=usage(1))), event(completion(usage=usage(5))),
-        event(completion(reason="length", usage=usage(6))))), b"0\r\n\r\n"]
+    reads = [
+        HEAD + b"",
+        *(
+            b"%x\r\n%b\r\n" % (len(e), e)
+            for e in (
+                event(completion(usage=usage(1))),
+                event(completion(usage=usage(5))),
+                event(completion(reason="length", usage=usage(6))),
+            )
+        ),
+        b"0\r\n\r\n",
+    ]
     got = row(exchange(reads, [0, 1_000_000, 9_000_000, 15_000_000, 16_000_000]), "openai-completions", 0, True)
     assert (got["first_tokens"], got["chunks"], got["tokens"]) == (1, 3, 6)
     assert got["itl_max_ms"] == 6.0 and got["itl_p50_ms"] == 4.0
@@ -259,14 +307,18 @@ def test_without_chunks_kept_the_percentiles_are_still_there():
 
 
 def test_a_chunk_list_that_does_not_fit_its_type_is_left_out():
-    raw = [HEAD, *(b"%x\r\n%b\r\n" % (len(e), e) for e in (event(completion()), event(completion(reason="length")))),
-           b"0\r\n\r\n"]
+    raw = [
+        HEAD,
+        *(b"%x\r\n%b\r\n" % (len(e), e) for e in (event(completion()), event(completion(reason="length")))),
+        b"0\r\n\r\n",
+    ]
     hour = 3_600_000_000_000
     got = row(exchange(raw, [0, 1, hour, hour]), "openai-completions", 0, True)
     assert got["error"] is None and got["last_s"] == 3600 and got["chunk_us"] is None
 
 
 # --- failures --------------------------------------------------------------------------------------------------------
+
 
 def failed(got):
     assert got["first_s"] is got["last_s"] is got["end_s"] is got["itl_p50_ms"] is got["chunk_us"] is None
@@ -295,26 +347,32 @@ def test_a_stream_that_said_done_is_whole_whatever_became_of_its_connection():
     assert row(broken, "openai-completions", 0, True)["error"] is None
 
 
-@pytest.mark.parametrize(("value", "words"), [
-    ({"error": "Model is overloaded", "error_type": "overloaded"}, "Model is overloaded (overloaded)"),
-    ({"error": {"message": "no memory", "http_status_code": 424}}, "no memory (424)"),
-    ({"error": {"message": "died", "type": "InternalServerError", "code": 500}}, "died (InternalServerError)"),
-    ({"object": "error", "message": "died\nagain", "type": "Bad"}, "died again (Bad)"),
-])
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        ({"error": "Model is overloaded", "error_type": "overloaded"}, "Model is overloaded (overloaded)"),
+        ({"error": {"message": "no memory", "http_status_code": 424}}, "no memory (424)"),
+        ({"error": {"message": "died", "type": "InternalServerError", "code": 500}}, "died (InternalServerError)"),
+        ({"object": "error", "message": "died\nagain", "type": "Bad"}, "died again (Bad)"),
+    ],
+)
 @pytest.mark.parametrize("api", ["openai-completions", "openai-chat", "tgi"])
 def test_error_events_inside_a_stream_of_status_200(value, words, api):
     assert failed(answer(value, api=api)) == f"error in the stream: {words}"
 
 
-@pytest.mark.parametrize(("body", "words"), [
-    ('{"error":"Model is overloaded","error_type":"overloaded"}', "Model is overloaded (overloaded)"),
-    ('{"object":"error","message":"too long","type":"BadRequestError","code":400}', "too long (BadRequestError)"),
-    ('{"error":{"message":"loading","type":"Unavailable","code":"starting"}}', "loading (Unavailable)"),
-    ('{"error":"1 validation error\\n  field"}', "1 validation error field"),
-    ('{"detail":"Not Found"}', "Not Found"),
-    ("<html>\n bad gateway</html>", "<html> bad gateway</html>"),
-    ("", "no reason given"),
-])
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ('{"error":"Model is overloaded","error_type":"overloaded"}', "Model is overloaded (overloaded)"),
+        ('{"object":"error","message":"too long","type":"BadRequestError","code":400}', "too long (BadRequestError)"),
+        ('{"error":{"message":"loading","type":"Unavailable","code":"starting"}}', "loading (Unavailable)"),
+        ('{"error":"1 validation error\\n  field"}', "1 validation error field"),
+        ('{"detail":"Not Found"}', "Not Found"),
+        ("<html>\n bad gateway</html>", "<html> bad gateway</html>"),
+        ("", "no reason given"),
+    ],
+)
 def test_bodies_of_refused_requests(body, words):
     raw = f"HTTP/1.1 429 Too Many\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode()
     assert failed(row(exchange([raw]), "tgi", 0, True)) == f"HTTP 429: {words}"
@@ -326,18 +384,21 @@ def test_an_error_of_many_lines_becomes_one_short_line():
     assert len(failed(row(exchange([raw]), "tgi", 0, True))) < 350
 
 
-@pytest.mark.parametrize(("raw", "words"), [
-    (b'HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{"text":""}', "no event stream"),
-    (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "an empty body"),
-    (b"HTTP/1.1 307 Moved\r\nlocation: https://b/v1\r\ncontent-length: 0\r\n\r\n", "moved to https://b/v1"),
-    (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", "compressed"),
-    (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP answer"),
-    (b"HTTP/1.1 200 OK\r\ncontent-le", "before a whole answer"),
-    (chunked(b"data: {broken\n\n"), "not JSON"),
-    (chunked(b"data: [1]\n\n"), "not an object"),
-    (chunked(b'data: {"choices":[7]}\n\n'), "unknown shape"),
-    (chunked(event(completion("", "stop")), event("[DONE]")), "no token came (finish reason stop)"),
-])
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b'HTTP/1.1 200 OK\r\ncontent-length: 11\r\n\r\n{"text":""}', "no event stream"),
+        (b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", "an empty body"),
+        (b"HTTP/1.1 307 Moved\r\nlocation: https://b/v1\r\ncontent-length: 0\r\n\r\n", "moved to https://b/v1"),
+        (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\ncontent-length: 2\r\n\r\n\x1f\x8b", "compressed"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "not an HTTP answer"),
+        (b"HTTP/1.1 200 OK\r\ncontent-le", "before a whole answer"),
+        (chunked(b"data: {broken\n\n"), "not JSON"),
+        (chunked(b"data: [1]\n\n"), "not an object"),
+        (chunked(b'data: {"choices":[7]}\n\n'), "unknown shape"),
+        (chunked(event(completion("", "stop")), event("[DONE]")), "no token came (finish reason stop)"),
+    ],
+)
 def test_answers_that_are_no_stream(raw, words):
     assert words in failed(row(exchange([raw], closed=2000), "openai-completions", 0, True))
 
@@ -367,10 +428,18 @@ def test_an_answer_is_complete_only_when_http_says_so():
 
 # --- the engine's Python API -----------------------------------------------------------------------------------------
 
+
 def test_rows_of_the_in_process_transport_have_the_same_columns():
     request = Request(3, 0.0, [7] * 5, None, 4)
-    raw = {"scheduled_ns": 0, "sent_ns": 10, "end_ns": 5000, "chunks": [(1000, 1), (4000, 3)],
-           "finish_reason": "length", "prompt_tokens": 5, "error": None}
+    raw = {
+        "scheduled_ns": 0,
+        "sent_ns": 10,
+        "end_ns": 5000,
+        "chunks": [(1000, 1), (4000, 3)],
+        "finish_reason": "length",
+        "prompt_tokens": 5,
+        "error": None,
+    }
     got = request_row(request, raw, 0, keep_chunks=True)
     assert set(got) == set(answer(completion(reason="length"), "[DONE]"))
     assert (got["tokens"], got["first_tokens"], got["itl_max_ms"], got["end_s"]) == (4, 1, 0.001, 5e-6)

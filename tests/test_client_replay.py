@@ -22,7 +22,7 @@ from batchlab.workload import Request, Workload
 from support.ground_truth import running
 from support.tls import tls_in_front
 
-LATE_S = 1e-5      # two clocks are read a few nanoseconds apart
+LATE_S = 1e-5  # two clocks are read a few nanoseconds apart
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +47,24 @@ def ask(server, count=2, *, api="openai-completions", output_len=4, workload=Non
 
 # --- what it measures ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("api", "options", "source"), [
-    ("openai-completions", {}, "usage"),
-    ("openai-completions", {"usage": "continuous", "merge": 2}, "usage"),
-    ("openai-completions", {"ids": 1, "text": 0, "merge": 2}, "token_ids"),
-    ("openai-completions", {"usage": "last"}, "usage"),
-    ("openai-completions", {"usage": "none"}, "chunks"),
-    ("openai-completions", {"new_ids": 1, "empty": 2}, "usage"),
-    ("openai-completions", {"split": 11, "crlf": 1, "comments": 1, "nospace": 1}, "usage"),
-    ("openai-completions", {"framing": "close"}, "usage"),
-    ("openai-completions", {"done": 0}, "usage"),
-    ("openai-chat", {"role": 1, "empty": 1}, "usage"),
-    ("tgi", {"comments": 1}, "token_ids"),
-    ("tgi", {"nospace": 1, "crlf": 1}, "token_ids"),
-])
+
+@pytest.mark.parametrize(
+    ("api", "options", "source"),
+    [
+        ("openai-completions", {}, "usage"),
+        ("openai-completions", {"usage": "continuous", "merge": 2}, "usage"),
+        ("openai-completions", {"ids": 1, "text": 0, "merge": 2}, "token_ids"),
+        ("openai-completions", {"usage": "last"}, "usage"),
+        ("openai-completions", {"usage": "none"}, "chunks"),
+        ("openai-completions", {"new_ids": 1, "empty": 2}, "usage"),
+        ("openai-completions", {"split": 11, "crlf": 1, "comments": 1, "nospace": 1}, "usage"),
+        ("openai-completions", {"framing": "close"}, "usage"),
+        ("openai-completions", {"done": 0}, "usage"),
+        ("openai-chat", {"role": 1, "empty": 1}, "usage"),
+        ("tgi", {"comments": 1}, "token_ids"),
+        ("tgi", {"nospace": 1, "crlf": 1}, "token_ids"),
+    ],
+)
 def test_every_form_of_stream_is_counted_and_timed(server, api, options, source):
     """vllm 15106 (role chunks), 27485 and 37666 (merged chunks): tokens and times as the server knows them."""
     server.forget()
@@ -104,7 +108,8 @@ def test_requests_go_at_their_times_and_none_before(server):
     received = [(e["received_ns"] - replayed.t0_ns) / 1e9 for e in sorted(server.log(), key=lambda e: int(e["id"][1:]))]
     assert all(at >= n / 100 for n, at in enumerate(received))
     assert replayed.check["send_lag_max_ms"] == pytest.approx(
-        max(r["sent_s"] - r["scheduled_s"] for r in replayed.rows) * 1e3)
+        max(r["sent_s"] - r["scheduled_s"] for r in replayed.rows) * 1e3
+    )
 
 
 def test_waiting_for_a_slot_is_not_hidden_in_an_open_loop(server):
@@ -200,15 +205,30 @@ def _cmdline(pid):
 
 # --- what it sends ---------------------------------------------------------------------------------------------------
 
+
 def test_the_request_on_the_wire(server):
     server.forget()
-    ask(server, 1, target={"prompt_format": "ids", "continuous_usage": True, "api_key": "secret",
-                           "extra": {"top_k": 1, "temperature": None}})
+    ask(
+        server,
+        1,
+        target={
+            "prompt_format": "ids",
+            "continuous_usage": True,
+            "api_key": "secret",
+            "extra": {"top_k": 1, "temperature": None},
+        },
+    )
     (entry,) = server.log()
     assert entry["path"] == "/v1/completions"
     assert entry["body"] == {
-        "model": "m", "prompt": [10, 11, 12, 13, 14, 15], "max_tokens": 4, "stream": True, "ignore_eos": True,
-        "min_tokens": 4, "stream_options": {"include_usage": True, "continuous_usage_stats": True}, "top_k": 1,
+        "model": "m",
+        "prompt": [10, 11, 12, 13, 14, 15],
+        "max_tokens": 4,
+        "stream": True,
+        "ignore_eos": True,
+        "min_tokens": 4,
+        "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+        "top_k": 1,
     }
     headers = entry["headers"]
     assert headers["x-request-id"] == "b0" and headers["connection"] == "close"
@@ -221,8 +241,12 @@ def test_targets_that_take_no_vllm_fields_get_none(server):
     ask(server, 1, api="openai-chat", target={"ignore_eos": False})
     (entry,) = server.log()
     assert entry["body"] == {
-        "model": "m", "messages": [{"role": "user", "content": "w0x0 w0x1 w0x2 w0x3 w0x4 w0x5"}], "max_tokens": 4,
-        "temperature": 0, "stream": True, "stream_options": {"include_usage": True},
+        "model": "m",
+        "messages": [{"role": "user", "content": "w0x0 w0x1 w0x2 w0x3 w0x4 w0x5"}],
+        "max_tokens": 4,
+        "temperature": 0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
 
 
@@ -253,21 +277,25 @@ def test_a_prompt_larger_than_the_socket_takes_at_once(server):
 
 # --- failures --------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(("api", "options", "words"), [
-    ("openai-completions", {"status": 400}, "HTTP 400: the prompt is too long (BadRequestError)"),
-    ("openai-completions", {"status": 400, "shape": "flat"}, "HTTP 400: the prompt is too long (BadRequestError)"),
-    ("openai-completions", {"status": 400, "shape": "pydantic"}, "HTTP 400: 1 validation error"),
-    ("tgi", {"status": 429, "shape": "tgi"}, "HTTP 429: Model is overloaded (overloaded)"),
-    ("openai-chat", {"status": 503, "shape": "text"}, "HTTP 503: come back later"),
-    ("openai-completions", {"status": 400, "keep": 1}, "HTTP 400: the prompt is too long (BadRequestError)"),
-    ("openai-completions", {"cut": 2}, "broke after 2 tokens"),
-    ("openai-completions", {"cut": 2, "reset": 1}, "reset the connection"),
-    ("openai-completions", {"done": 0, "finish": 0}, "neither a finish reason nor [DONE]"),
-    ("openai-completions", {"error": 2, "error_form": "openai"}, "error in the stream: EngineCore died"),
-    ("openai-completions", {"error": 2, "error_form": "tgi-openai"}, "Request failed during generation (424)"),
-    ("tgi", {"error": -1}, "error in the stream: Model is overloaded (overloaded)"),
-    ("tgi", {"cut": 1}, "broke after 1 tokens"),
-])
+
+@pytest.mark.parametrize(
+    ("api", "options", "words"),
+    [
+        ("openai-completions", {"status": 400}, "HTTP 400: the prompt is too long (BadRequestError)"),
+        ("openai-completions", {"status": 400, "shape": "flat"}, "HTTP 400: the prompt is too long (BadRequestError)"),
+        ("openai-completions", {"status": 400, "shape": "pydantic"}, "HTTP 400: 1 validation error"),
+        ("tgi", {"status": 429, "shape": "tgi"}, "HTTP 429: Model is overloaded (overloaded)"),
+        ("openai-chat", {"status": 503, "shape": "text"}, "HTTP 503: come back later"),
+        ("openai-completions", {"status": 400, "keep": 1}, "HTTP 400: the prompt is too long (BadRequestError)"),
+        ("openai-completions", {"cut": 2}, "broke after 2 tokens"),
+        ("openai-completions", {"cut": 2, "reset": 1}, "reset the connection"),
+        ("openai-completions", {"done": 0, "finish": 0}, "neither a finish reason nor [DONE]"),
+        ("openai-completions", {"error": 2, "error_form": "openai"}, "error in the stream: EngineCore died"),
+        ("openai-completions", {"error": 2, "error_form": "tgi-openai"}, "Request failed during generation (424)"),
+        ("tgi", {"error": -1}, "error in the stream: Model is overloaded (overloaded)"),
+        ("tgi", {"cut": 1}, "broke after 1 tokens"),
+    ],
+)
 def test_a_request_that_fails_has_one_line_and_null_times(server, api, options, words):
     """guidellm 216 and others: failed requests had times of 0, or ended the run."""
     rows = ask(server, 3, api=api, options=options).rows
@@ -296,6 +324,7 @@ def test_a_silent_connection_and_a_run_that_takes_too_long(server):
 def test_an_engine_that_dies_in_the_run_makes_failed_rows_not_an_exception():
     """One crash aborted the whole sweep (vllm's sweep; llama.cpp 22815)."""
     with running() as doomed:
+
         def kill():
             while not doomed.log():
                 time.sleep(0.01)
@@ -357,6 +386,7 @@ def test_workers_end_when_the_parent_is_killed(server):
 
 # --- limits and choices ----------------------------------------------------------------------------------------------
 
+
 def test_concurrency_is_not_capped_by_the_limit_of_open_files(server):
     """guidellm 487: concurrency was silently capped."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -377,41 +407,59 @@ def test_a_concurrency_that_the_system_cannot_hold_is_refused(monkeypatch):
         check_open_files(5000)
 
 
-@pytest.mark.parametrize(("count", "concurrency", "streams", "cores", "expected"), [
-    (1, None, None, 8, 1), (256, None, None, 8, 1), (257, None, None, 8, 2), (1024, None, None, 8, 4),
-    (5000, None, None, 8, 7), (5000, None, None, 2, 1), (5000, None, None, 1, 1), (5000, 300, None, 8, 2),
-    (5000, None, 64, 8, 1),
-])
+@pytest.mark.parametrize(
+    ("count", "concurrency", "streams", "cores", "expected"),
+    [
+        (1, None, None, 8, 1),
+        (256, None, None, 8, 1),
+        (257, None, None, 8, 2),
+        (1024, None, None, 8, 4),
+        (5000, None, None, 8, 7),
+        (5000, None, None, 2, 1),
+        (5000, None, None, 1, 1),
+        (5000, 300, None, 8, 2),
+        (5000, None, 64, 8, 1),
+    ],
+)
 def test_the_number_of_processes_follows_streams_and_cores(count, concurrency, streams, cores, expected):
     assert choose_processes(load(count), concurrency, streams, cores) == expected
 
 
 def test_the_number_of_processes_follows_the_chunks_of_a_finite_rate():
-    busy = load(2000, 300, at=lambda n: n / 200)       # 200/s x 300 tokens = 60k chunks/s
+    busy = load(2000, 300, at=lambda n: n / 200)  # 200/s x 300 tokens = 60k chunks/s
     assert choose_processes(busy, None, None, 16) == 4
     assert choose_processes(load(2000, 20, at=lambda n: n / 200), None, None, 16) == 1
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"api": "grpc"}, "api 'grpc' is unknown"),
-    ({"prompt_format": "tokens"}, "prompt format 'tokens' is unknown"),
-    ({"api": "tgi", "prompt_format": "ids"}, "takes no token ids"),
-    ({"base_url": "127.0.0.1:8000"}, "must look like http://"),
-    ({"base_url": "http://:8000"}, "must look like http://"),
-    ({"base_url": "http://a:99999"}, "out of range"),
-    ({"base_url": "http://a/v1?key=1"}, "no user, query or fragment"),
-    ({"base_url": "http://a/ b"}, "plain ASCII"),
-    ({"api_key": "a\nb"}, "api key"),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"api": "grpc"}, "api 'grpc' is unknown"),
+        ({"prompt_format": "tokens"}, "prompt format 'tokens' is unknown"),
+        ({"api": "tgi", "prompt_format": "ids"}, "takes no token ids"),
+        ({"base_url": "127.0.0.1:8000"}, "must look like http://"),
+        ({"base_url": "http://:8000"}, "must look like http://"),
+        ({"base_url": "http://a:99999"}, "out of range"),
+        ({"base_url": "http://a/v1?key=1"}, "no user, query or fragment"),
+        ({"base_url": "http://a/ b"}, "plain ASCII"),
+        ({"api_key": "a\nb"}, "api key"),
+    ],
+)
 def test_targets_that_cannot_work(settings, words):
     with pytest.raises(UsageError, match=words):
         Target(**{"base_url": "http://a", "api": "openai-completions", "model": "m"} | settings)
 
 
-@pytest.mark.parametrize(("settings", "words"), [
-    ({"processes": 0}, "processes 0"), ({"max_concurrency": 0}, "max_concurrency 0"), ({"timeout_s": 0}, "timeout_s 0"),
-    ({"silence_s": -1}, "silence_s -1"), ({"workload": Workload([])}, "no request"),
-])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"processes": 0}, "processes 0"),
+        ({"max_concurrency": 0}, "max_concurrency 0"),
+        ({"timeout_s": 0}, "timeout_s 0"),
+        ({"silence_s": -1}, "silence_s -1"),
+        ({"workload": Workload([])}, "no request"),
+    ],
+)
 def test_settings_that_cannot_work(server, settings, words):
     with pytest.raises(UsageError, match=words):
         ask(server, **settings)
@@ -425,6 +473,7 @@ def test_an_unknown_host_and_a_workload_without_text(server):
 
 
 # --- addresses and TLS -----------------------------------------------------------------------------------------------
+
 
 def test_ipv6_and_a_name_that_stands_for_two_addresses():
     try:
@@ -445,10 +494,32 @@ def test_a_name_whose_first_address_does_not_answer(server):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tls")
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext",
-         "subjectAltName=DNS:localhost", "-keyout", folder / "key.pem", "-out", folder / "cert.pem"],
-        capture_output=True, check=False) if _has_openssl() else None
+    made = (
+        subprocess.run(
+            [
+                "openssl",
+                "req",
+                "-x509",
+                "-newkey",
+                "rsa:2048",
+                "-nodes",
+                "-days",
+                "2",
+                "-subj",
+                "/CN=localhost",
+                "-addext",
+                "subjectAltName=DNS:localhost",
+                "-keyout",
+                folder / "key.pem",
+                "-out",
+                folder / "cert.pem",
+            ],
+            capture_output=True,
+            check=False,
+        )
+        if _has_openssl()
+        else None
+    )
     if made is None or made.returncode:
         pytest.skip("openssl is needed to make a certificate")
     both = folder / "both.pem"

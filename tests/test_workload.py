@@ -41,22 +41,31 @@ def _trained(prefix_space, template):
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=prefix_space)
     tokenizer.decoder = decoders.ByteLevel()
     special = ["<s>", "</s>"]
-    tokenizer.train_from_iterator(text, trainers.BpeTrainer(
-        vocab_size=500, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()))
+    tokenizer.train_from_iterator(
+        text,
+        trainers.BpeTrainer(
+            vocab_size=500, special_tokens=special, initial_alphabet=pre_tokenizers.ByteLevel.alphabet()
+        ),
+    )
     if template:
         tokenizer.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[(token, tokenizer.token_to_id(token)) for token in special])
+            single=template, special_tokens=[(token, tokenizer.token_to_id(token)) for token in special]
+        )
     return tokenizer
 
 
-@pytest.fixture(scope="module", params=[(False, None), (True, None), (False, "<s> $A"), (True, "<s> $A </s>")],
-                ids=["plain", "prefix-space", "bos", "bos-eos"])
+@pytest.fixture(
+    scope="module",
+    params=[(False, None), (True, None), (False, "<s> $A"), (True, "<s> $A </s>")],
+    ids=["plain", "prefix-space", "bos", "bos-eos"],
+)
 def merging(request):
     """A byte-level BPE, whose tokens merge when their texts are joined."""
     return _trained(*request.param)
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------
+
 
 def test_the_same_seed_nonce_and_index_give_the_same_workload(words):
     assert make() == make() and make(tokenizer=words) == make(tokenizer=words)
@@ -70,14 +79,15 @@ def test_prompts_differ_from_their_first_ids_on():
     starts = [tuple(r.prompt_ids[:8]) for cell in cells for r in cell.requests]
     assert len(set(starts)) == len(starts) == 300
     for cell in cells:
-        assert len({r.prompt_ids[0] for r in cell.requests}) == 50      # not one id shared inside a cell
+        assert len({r.prompt_ids[0] for r in cell.requests}) == 50  # not one id shared inside a cell
 
 
 def test_cells_that_differ_in_a_limit_get_the_same_lengths_and_times():
     dataset = {"kind": "uniform", "input_len": [5, 90], "output_len": [5, 90]}
     one, other = (make(dataset, nonce=nonce, request_rate=5) for nonce in "ab")
     assert [(r.scheduled_s, len(r.prompt_ids), r.output_len) for r in one.requests] == [
-        (r.scheduled_s, len(r.prompt_ids), r.output_len) for r in other.requests]
+        (r.scheduled_s, len(r.prompt_ids), r.output_len) for r in other.requests
+    ]
     assert all(a.prompt_ids != b.prompt_ids for a, b in zip(one.requests, other.requests, strict=True))
 
 
@@ -119,7 +129,7 @@ def test_text_is_exact_although_the_tokenizer_file_truncates_and_pads(words):
     limited.enable_truncation(10)
     limited.enable_padding(length=16)
     assert make(tokenizer=limited).requests == make(tokenizer=words).requests
-    assert limited.truncation["max_length"] == 10       # the caller's tokenizer is left alone
+    assert limited.truncation["max_length"] == 10  # the caller's tokenizer is left alone
 
 
 def test_text_that_is_impossible_is_refused(words):
@@ -133,6 +143,7 @@ def test_text_that_is_impossible_is_refused(words):
 
 
 # --- shared prefixes -------------------------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize(("share", "common"), [(0, 0), (0.25, 10), (0.99, 39)])
 def test_a_share_of_the_prompt_is_common_and_the_rest_differs_at_once(words, share, common):
@@ -158,6 +169,7 @@ def test_shared_prefixes_of_prompts_of_different_lengths():
 
 # --- lengths ---------------------------------------------------------------------------------------------------------
 
+
 def lengths(dataset, **more):
     workload = make(dataset, **{"num_requests": 2000} | more)
     return np.array([(len(r.prompt_ids), r.output_len) for r in workload.requests]), workload.note
@@ -175,7 +187,7 @@ def test_lognormal_lengths_have_their_median_and_say_what_was_cut():
     assert abs(np.median(drawn[:, 1]) - 50) < 5 and drawn.min() >= 1
     assert abs(np.log(drawn[:, 1]).std() - 1) < 0.1
     over = int((drawn[:, 0] == 200).sum())
-    cut, _, rest = note.partition(" ")      # one or two are drawn at 200 and not cut
+    cut, _, rest = note.partition(" ")  # one or two are drawn at 200 and not cut
     assert 100 < over < 220 and over - 5 < int(cut) <= over and rest == "of 2000 prompts cut to 200 tokens (max)"
     assert np.corrcoef(drawn[:, 0], drawn[:, 1])[0, 1] < 0.1
 
@@ -188,19 +200,22 @@ def test_mixed_lengths_keep_their_shares_exactly_and_are_shuffled():
     assert np.flatnonzero(np.diff(long)).size > 10 and long[:500].sum() < 200
 
 
-@pytest.mark.parametrize(("dataset", "words"), [
-    ({"kind": "fixed", "input_len": 0, "output_len": 1}, "input_len 0 must be"),
-    ({"kind": "fixed", "input_len": 1}, "output_len None must be"),
-    ({"kind": "uniform", "input_len": [9, 3], "output_len": [1, 1]}, "low must be"),
-    ({"kind": "uniform", "input_len": 3, "output_len": [1, 1]}, r"must be \[low, high\]"),
-    ({"kind": "lognormal", "input_len": {"median": 3}, "output_len": {}}, "median, sigma and max"),
-    ({"kind": "lognormal", "input_len": {"median": 3, "sigma": 0, "max": 3}, "output_len": {}}, "greater than 0"),
-    ({"kind": "mixed", "parts": []}, "weight greater than 0"),
-    ({"kind": "mixed", "parts": [{"weight": 1, "input_len": 0, "output_len": 1}]}, "input_len 0"),
-    ({"kind": "gaussian"}, "kind 'gaussian' is unknown"),
-    (FIXED | {"shared_prefix": 1}, "shared_prefix 1"),
-    ({"kind": "uniform", "input_len": [1, 90], "output_len": [90, 90]}, "shorten them or raise max_model_len"),
-])
+@pytest.mark.parametrize(
+    ("dataset", "words"),
+    [
+        ({"kind": "fixed", "input_len": 0, "output_len": 1}, "input_len 0 must be"),
+        ({"kind": "fixed", "input_len": 1}, "output_len None must be"),
+        ({"kind": "uniform", "input_len": [9, 3], "output_len": [1, 1]}, "low must be"),
+        ({"kind": "uniform", "input_len": 3, "output_len": [1, 1]}, r"must be \[low, high\]"),
+        ({"kind": "lognormal", "input_len": {"median": 3}, "output_len": {}}, "median, sigma and max"),
+        ({"kind": "lognormal", "input_len": {"median": 3, "sigma": 0, "max": 3}, "output_len": {}}, "greater than 0"),
+        ({"kind": "mixed", "parts": []}, "weight greater than 0"),
+        ({"kind": "mixed", "parts": [{"weight": 1, "input_len": 0, "output_len": 1}]}, "input_len 0"),
+        ({"kind": "gaussian"}, "kind 'gaussian' is unknown"),
+        (FIXED | {"shared_prefix": 1}, "shared_prefix 1"),
+        ({"kind": "uniform", "input_len": [1, 90], "output_len": [90, 90]}, "shorten them or raise max_model_len"),
+    ],
+)
 def test_datasets_that_cannot_work(dataset, words):
     with pytest.raises(UsageError, match=words):
         make(dataset, max_len=128)
@@ -217,14 +232,21 @@ def test_fixed_lengths_beyond_the_engine_are_refused_and_drawn_ones_cut():
 
 # --- arrivals --------------------------------------------------------------------------------------------------------
 
+
 def test_all_at_once():
     assert not times().any() and not times(request_rate=math.inf).any()
 
 
-@pytest.mark.parametrize("arrival", [
-    None, {"kind": "constant"}, {"kind": "poisson"}, {"kind": "gamma", "burstiness": 0.25},
-    {"kind": "gamma", "burstiness": 50},
-])
+@pytest.mark.parametrize(
+    "arrival",
+    [
+        None,
+        {"kind": "constant"},
+        {"kind": "poisson"},
+        {"kind": "gamma", "burstiness": 0.25},
+        {"kind": "gamma", "burstiness": 50},
+    ],
+)
 @pytest.mark.parametrize("rate", [0.5, 4, 1000])
 def test_every_process_meets_the_asked_rate_exactly(arrival, rate):
     """vllm 21104: the achieved rate was below the asked one."""
@@ -261,7 +283,8 @@ def test_a_ramp_starts_and_ends_at_its_rates():
     rates = counts / np.diff(edges)
     assert rates[0] == pytest.approx(11, rel=0.15) and rates[-1] == pytest.approx(89, rel=0.1)
     assert times(arrival={"kind": "ramp", "to": 10}, request_rate=10) == pytest.approx(
-        times(arrival={"kind": "poisson"}, request_rate=10))
+        times(arrival={"kind": "poisson"}, request_rate=10)
+    )
 
 
 def test_a_closed_loop_says_its_concurrency():
@@ -270,14 +293,23 @@ def test_a_closed_loop_says_its_concurrency():
     assert not any(r.scheduled_s for r in workload.requests)
 
 
-@pytest.mark.parametrize(("arrival", "rate", "words"), [
-    (None, 0, "request_rate 0 must be greater"), (None, -1, "request_rate -1"), (None, math.nan, "request_rate nan"),
-    ({"kind": "poisson"}, None, "needs a finite request_rate"), ({"kind": "uniform"}, 1, "kind 'uniform' is unknown"),
-    ({"kind": "infinite"}, 4, "sets its own pace"), ({"kind": "closed", "concurrency": 2}, 4, "sets its own pace"),
-    ({"kind": "closed"}, None, "concurrency of at least 1"), ({"kind": "gamma"}, 4, "burstiness greater than 0"),
-    ({"kind": "ramp"}, 4, "last rate `to`"), ({"kind": "trace"}, None, "dataset of kind trace"),
-    ({"kind": "gamma", "burstiness": 1e-9}, 4, "larger burstiness"),
-])
+@pytest.mark.parametrize(
+    ("arrival", "rate", "words"),
+    [
+        (None, 0, "request_rate 0 must be greater"),
+        (None, -1, "request_rate -1"),
+        (None, math.nan, "request_rate nan"),
+        ({"kind": "poisson"}, None, "needs a finite request_rate"),
+        ({"kind": "uniform"}, 1, "kind 'uniform' is unknown"),
+        ({"kind": "infinite"}, 4, "sets its own pace"),
+        ({"kind": "closed", "concurrency": 2}, 4, "sets its own pace"),
+        ({"kind": "closed"}, None, "concurrency of at least 1"),
+        ({"kind": "gamma"}, 4, "burstiness greater than 0"),
+        ({"kind": "ramp"}, 4, "last rate `to`"),
+        ({"kind": "trace"}, None, "dataset of kind trace"),
+        ({"kind": "gamma", "burstiness": 1e-9}, 4, "larger burstiness"),
+    ],
+)
 def test_arrivals_that_cannot_work(arrival, rate, words):
     with pytest.raises(UsageError, match=words):
         make(arrival=arrival, request_rate=rate)
@@ -303,11 +335,14 @@ BURSTGPT = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Ty
 45.5,ChatGPT,1087,0,1087,Conversation log
 118.0,GPT-4,417,276,693,API log
 """
-MOONCAKE = "".join(json.dumps(line) + "\n" for line in [
-    {"timestamp": 0, "input_length": 1300, "output_length": 3, "hash_ids": [0, 1, 2]},
-    {"timestamp": 1500, "input_length": 1024, "output_length": 9, "hash_ids": [0, 3]},
-    {"timestamp": 3000, "input_length": 600, "output_length": 2, "hash_ids": [4, 5]},
-])
+MOONCAKE = "".join(
+    json.dumps(line) + "\n"
+    for line in [
+        {"timestamp": 0, "input_length": 1300, "output_length": 3, "hash_ids": [0, 1, 2]},
+        {"timestamp": 1500, "input_length": 1024, "output_length": 9, "hash_ids": [0, 3]},
+        {"timestamp": 3000, "input_length": 600, "output_length": 2, "hash_ids": [4, 5]},
+    ]
+)
 
 
 def trace(tmp_path, text, form, count, dataset=None, **more):
@@ -367,24 +402,27 @@ def test_a_cut_that_makes_prompts_equal_says_so(tmp_path):
     assert workload.note.endswith("1 prompts became equal to another by the cut")
 
 
-@pytest.mark.parametrize(("form", "text", "words"), [
-    ("azure", "time,tokens\n1,2\n", ":1: no column TIMESTAMP, ContextTokens, GeneratedTokens"),
-    ("azure", AZURE.replace("2023-11-16 18:16:00.9", "16/11/2023 18:16:00.9"), ":4: TIMESTAMP '16/11/2023"),
-    ("azure", AZURE.replace("-16 18:16:00.99", "-16 18:76:00.99"), ":4: TIMESTAMP"),
-    ("azure", AZURE.replace("396", "many"), ":4: ContextTokens is 'many', not a number; mend or delete"),
-    ("azure", AZURE.replace("109", "-1"), ":4: GeneratedTokens is '-1', not a whole number"),
-    ("azure", AZURE.replace("396,109", "396"), ":4: GeneratedTokens is '', not a number"),
-    ("azure", AZURE.replace("18:16:03", "18:15:03"), ":5: its time is before"),
-    ("burstgpt", BURSTGPT.replace("118.0", "later"), ":4: Timestamp is 'later'"),
-    ("burstgpt", AZURE, ":1: no column Timestamp, Request tokens, Response tokens"),
-    ("mooncake", MOONCAKE.replace('{"timestamp": 1500', '{"timestamp": '), ":2: not JSON"),
-    ("mooncake", "[1]\n" + MOONCAKE, ":1: not a JSON object"),
-    ("mooncake", MOONCAKE.replace("1024", "1025"), ":2: 2 hash_ids do not fit input_length 1025"),
-    ("mooncake", MOONCAKE.replace("1024", '"1024"'), ":2: input_length is '1024', not a whole number"),
-    ("mooncake", MOONCAKE.replace("[0, 3]", '["a", 3]'), ":2: hash_ids must be a list of whole numbers"),
-    ("azure", AZURE[: AZURE.index("2023-11-16 18:16:03")], "holds 2 usable requests, 3 are asked for: lower num_"),
-    ("parquet", AZURE, "format 'parquet' is unknown"),
-])
+@pytest.mark.parametrize(
+    ("form", "text", "words"),
+    [
+        ("azure", "time,tokens\n1,2\n", ":1: no column TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("azure", AZURE.replace("2023-11-16 18:16:00.9", "16/11/2023 18:16:00.9"), ":4: TIMESTAMP '16/11/2023"),
+        ("azure", AZURE.replace("-16 18:16:00.99", "-16 18:76:00.99"), ":4: TIMESTAMP"),
+        ("azure", AZURE.replace("396", "many"), ":4: ContextTokens is 'many', not a number; mend or delete"),
+        ("azure", AZURE.replace("109", "-1"), ":4: GeneratedTokens is '-1', not a whole number"),
+        ("azure", AZURE.replace("396,109", "396"), ":4: GeneratedTokens is '', not a number"),
+        ("azure", AZURE.replace("18:16:03", "18:15:03"), ":5: its time is before"),
+        ("burstgpt", BURSTGPT.replace("118.0", "later"), ":4: Timestamp is 'later'"),
+        ("burstgpt", AZURE, ":1: no column Timestamp, Request tokens, Response tokens"),
+        ("mooncake", MOONCAKE.replace('{"timestamp": 1500', '{"timestamp": '), ":2: not JSON"),
+        ("mooncake", "[1]\n" + MOONCAKE, ":1: not a JSON object"),
+        ("mooncake", MOONCAKE.replace("1024", "1025"), ":2: 2 hash_ids do not fit input_length 1025"),
+        ("mooncake", MOONCAKE.replace("1024", '"1024"'), ":2: input_length is '1024', not a whole number"),
+        ("mooncake", MOONCAKE.replace("[0, 3]", '["a", 3]'), ":2: hash_ids must be a list of whole numbers"),
+        ("azure", AZURE[: AZURE.index("2023-11-16 18:16:03")], "holds 2 usable requests, 3 are asked for: lower num_"),
+        ("parquet", AZURE, "format 'parquet' is unknown"),
+    ],
+)
 def test_a_damaged_trace_is_named_with_its_line_and_the_mend(tmp_path, form, text, words):
     with pytest.raises(UsageError) as caught:
         trace(tmp_path, text, form, 3)

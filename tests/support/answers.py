@@ -13,33 +13,33 @@ class Options:
     """Times in ms from the arrival of the request's last byte."""
 
     first_ms: float = 20
-    gap_ms: float = 5              # between tokens; a chunk of several comes when its first is due
-    cold_ms: float = 0             # added to the first request only: a warm-up that was not done
-    merge: int = 1                 # tokens a chunk
-    split: int = 0                 # cut each write into pieces of so many bytes, 1 ms apart
-    crlf: int = 0                  # line ends of the event stream
-    comments: int = 0              # a keep-alive comment before every event
-    role: int = 0                  # a chunk that brings only the role, half way to the first token
-    empty: int = 0                 # so many chunks of empty text before the first token
-    nospace: int = 0               # data:{…} without the space
-    done: int = 1                  # a last [DONE] (never for TGI)
-    text: int = 1                  # 0: token ids without text, as of an engine that does not detokenize
-    ids: int = 0                   # token ids in each chunk
-    usage: str = "final"           # none | final | continuous | last (with the last text, as TGI does)
-    lie: int = 0                   # added to the final usage's completion_tokens
-    stop: int = 0                  # end early, after so many tokens, with finish reason "stop"
-    cut: int = 0                   # break the connection after so many tokens
-    reset: int = 0                 # cut with a reset instead of an orderly end
-    error: int = 0                 # an error event after so many tokens; -1: instead of all of them
-    error_form: str = "tgi"        # tgi | tgi-openai | openai
-    finish: int = 1                # 0: no finish reason
-    new_ids: int = 0               # another id in every chunk
-    framing: str = "chunked"       # chunked | close (the connection's end is the body's end)
-    keep: int = 0                  # ignore "Connection: close"
+    gap_ms: float = 5  # between tokens; a chunk of several comes when its first is due
+    cold_ms: float = 0  # added to the first request only: a warm-up that was not done
+    merge: int = 1  # tokens a chunk
+    split: int = 0  # cut each write into pieces of so many bytes, 1 ms apart
+    crlf: int = 0  # line ends of the event stream
+    comments: int = 0  # a keep-alive comment before every event
+    role: int = 0  # a chunk that brings only the role, half way to the first token
+    empty: int = 0  # so many chunks of empty text before the first token
+    nospace: int = 0  # data:{…} without the space
+    done: int = 1  # a last [DONE] (never for TGI)
+    text: int = 1  # 0: token ids without text, as of an engine that does not detokenize
+    ids: int = 0  # token ids in each chunk
+    usage: str = "final"  # none | final | continuous | last (with the last text, as TGI does)
+    lie: int = 0  # added to the final usage's completion_tokens
+    stop: int = 0  # end early, after so many tokens, with finish reason "stop"
+    cut: int = 0  # break the connection after so many tokens
+    reset: int = 0  # cut with a reset instead of an orderly end
+    error: int = 0  # an error event after so many tokens; -1: instead of all of them
+    error_form: str = "tgi"  # tgi | tgi-openai | openai
+    finish: int = 1  # 0: no finish reason
+    new_ids: int = 0  # another id in every chunk
+    framing: str = "chunked"  # chunked | close (the connection's end is the body's end)
+    keep: int = 0  # ignore "Connection: close"
     status: int = 200
-    shape: str = "openai"          # of an error body: openai | flat | pydantic | tgi | text
-    silent: int = 0                # nothing more after so many tokens
-    pad: int = 0                   # bytes of padding in each chunk
+    shape: str = "openai"  # of an error body: openai | flat | pydantic | tgi | text
+    silent: int = 0  # nothing more after so many tokens
+    pad: int = 0  # bytes of padding in each chunk
 
 
 ERRORS = {
@@ -58,11 +58,11 @@ _HOUR_MS = 3_600_000
 _serial = itertools.count(100)
 
 
-def parse_options(path: str) -> tuple[Options, str]:
+def parse_options(path: str, default: Options | None = None) -> tuple[Options, str]:
     """Options and the API's path of /first_ms=20,crlf=1/v1/completions."""
     head, _, rest = path.lstrip("/").partition("/")
     if "=" not in head:
-        return Options(), path
+        return default or Options(), path
     kinds = {field.name: field.type for field in dataclasses.fields(Options)}
     pairs = (item.split("=", 1) for item in head.split(","))
     return Options(**{key: kinds[key](value) for key, value in pairs}), "/" + rest
@@ -120,8 +120,10 @@ def _prompt_tokens(body: dict) -> int:
 
 def _usage(prompt: int | str, tokens: int | str, total: int | str | None = None) -> dict:
     return {
-        "prompt_tokens": prompt, "total_tokens": prompt + tokens if total is None else total,
-        "completion_tokens": tokens, "prompt_tokens_details": {"cached_tokens": 0},
+        "prompt_tokens": prompt,
+        "total_tokens": prompt + tokens if total is None else total,
+        "completion_tokens": tokens,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 
@@ -140,12 +142,16 @@ def _template(options: Options, api: str, text: str | None, many: int, reason: s
     """An event with %(serial)d, %(prompt)d, %(count)d and %(sum)d in the place of numbers."""
     if api == "tgi":
         details = {
-            "finish_reason": "eos_token" if reason == "stop" else reason, "generated_tokens": "@count@", "seed": None,
+            "finish_reason": "eos_token" if reason == "stop" else reason,
+            "generated_tokens": "@count@",
+            "seed": None,
             "input_length": "@prompt@",
         }
         value = {
-            "index": "@count@", "token": {"id": 264, "text": text, "logprob": -0.5, "special": False},
-            "generated_text": text if reason else None, "details": details if reason else None,
+            "index": "@count@",
+            "token": {"id": 264, "text": text, "logprob": -0.5, "special": False},
+            "generated_text": text if reason else None,
+            "details": details if reason else None,
         }
         return _with_places(_event(options, value))
     choice = {"index": 0, "logprobs": None, "finish_reason": reason, "stop_reason": None}

@@ -4,7 +4,7 @@ Speaks OpenAI completions, OpenAI chat and TGI streaming. What it does is writte
 one server serves every test: http://host:port/first_ms=20,gap_ms=5,crlf=1/v1/completions (see answers.Options).
 `GET /log` gives, for each request, when its last byte arrived (the kernel's time), when each write was due and when it
 was made (CLOCK_MONOTONIC ns), its headers and body; `DELETE /log` forgets them.
-By hand: python ground_truth.py [--host H] [--port N] prints the port that it holds.
+By hand: python ground_truth.py [--host H] [--port N] [--options first_ms=20,gap_ms=5] prints the port that it holds.
 """
 
 import argparse
@@ -25,10 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from answers import ERRORS, parse_options, writes
+from answers import ERRORS, Options, parse_options, writes
 
+PATHS = ("/v1/completions", "/v1/chat/completions", "/generate_stream")
 STAMP = getattr(socket, "SO_TIMESTAMPNS", 35)
-RESET = struct.pack("ii", 1, 0)    # SO_LINGER: on, 0 s
+RESET = struct.pack("ii", 1, 0)  # SO_LINGER: on, 0 s
 
 
 class Connection:
@@ -77,16 +78,24 @@ class Connection:
 
     def answer(self, method: str, path: str, headers: dict, body: bytes, now: int) -> None:
         log = self.server.log
-        options, path = parse_options(path)
+        options, path = parse_options(path, self.server.options)
         self.options = options
         if method != "POST":
             self.plain(200, log if path == "/log" else {"object": "list", "data": [{"id": "m", "object": "model"}]})
             if method == "DELETE":
                 log.clear()
             return
+        if path not in PATHS:
+            self.plain(404, {"detail": "Not Found"})
+            return
         self.entry = {
-            "id": headers.get("x-request-id"), "received_ns": now, "due_ns": [], "written_ns": [], "path": path,
-            "headers": headers, "body": json.loads(body),
+            "id": headers.get("x-request-id"),
+            "received_ns": now,
+            "due_ns": [],
+            "written_ns": [],
+            "path": path,
+            "headers": headers,
+            "body": json.loads(body),
         }
         log.append(self.entry)
         if options.status != 200:
@@ -181,7 +190,8 @@ class Connection:
 class Server:
     """All connections, one heap of what is due, and the log."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(self, host: str, port: int, options: Options) -> None:
+        self.options = options  # of requests whose path asks for none
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self.listener = socket.create_server((host, port), family=family, backlog=4096)
         self.listener.setblocking(False)
@@ -252,9 +262,10 @@ class Running:
 
 
 @contextlib.contextmanager
-def running(host: str = "127.0.0.1", prefix: tuple[str, ...] = ()) -> Iterator[Running]:
-    """Starts the server in a process of its own (`prefix`: taskset, say) and ends it."""
-    command = [*prefix, sys.executable, __file__, "--host", host]
+def running(host: str = "127.0.0.1", prefix: tuple[str, ...] = (), options: str = "") -> Iterator[Running]:
+    """Starts the server in a process of its own (`prefix`: taskset, say; `options`: of paths that hold none) and ends
+    it."""
+    command = [*prefix, sys.executable, __file__, "--host", host, "--options", options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             port = int(process.stdout.readline())
@@ -267,11 +278,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--options", default="", help="of requests whose path holds none: first_ms=20,gap_ms=5")
     arguments = parser.parse_args()
-    server = Server(arguments.host, arguments.port)
+    server = Server(arguments.host, arguments.port, parse_options("/" + arguments.options)[0])
     print(server.listener.getsockname()[1], flush=True)
     gc.freeze()
-    gc.disable()                   # a collection among many connections would show as lateness
+    gc.disable()  # a collection among many connections would show as lateness
     with contextlib.suppress(KeyboardInterrupt):
         server.run()
 

@@ -12,7 +12,16 @@ class Response:
     HTTP."""
 
     __slots__ = (
-        "_now", "_parser", "complete", "end", "fault", "framed", "headers", "pieces", "status", "times",
+        "_now",
+        "_parser",
+        "complete",
+        "end",
+        "fault",
+        "framed",
+        "headers",
+        "pieces",
+        "status",
+        "times",
     )
 
     def __init__(self) -> None:
@@ -21,7 +30,7 @@ class Response:
         self.pieces: list[bytes] = []
         self.times: list[int] = []
         self.complete = False
-        self.framed = False                    # by length or chunks; else the connection's end is the body's
+        self.framed = False  # by length or chunks; else the connection's end is the body's
         self.end: int | None = None
         self.fault: str | None = None
         self._now = 0
@@ -32,7 +41,7 @@ class Response:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
-        if status < 200:                       # 100 Continue, 103 Early Hints: the answer is still to come
+        if status < 200:  # 100 Continue, 103 Early Hints: the answer is still to come
             self.headers.clear()
             return
         self.status = status
@@ -59,7 +68,7 @@ def parse(reads: Sequence[bytes], times: Sequence[int], closed: int | None) -> R
         try:
             feed(data)
         except httptools.HttpParserError as error:
-            if not response.complete:          # bytes after a whole answer are the server's affair
+            if not response.complete:  # bytes after a whole answer are the server's affair
                 response.fault = f"not an HTTP answer: {error}"
             break
         if response.complete:

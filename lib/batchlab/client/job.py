@@ -10,7 +10,7 @@ class Job:
     api: str
     family: int
     address: tuple
-    server_name: str | None        # for TLS
+    server_name: str | None  # for TLS
     items: list[tuple[int, int, int, float, bytes]]
     concurrency: int | None
     closed_loop: bool
@@ -22,10 +22,10 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class Result:
     rows: list[dict]
-    cpu_s: float                   # of the loop alone
+    cpu_s: float  # of the loop alone
     wall_s: float
     loop_lag_p99_ms: float
-    receive_lag_p99_ms: float | None   # from a packet's arrival to its read; None: the reads' own times are used
-    merged_chunks: int             # that were read together with the next one of their stream
+    receive_lag_p99_ms: float | None  # from a packet's arrival to its read; None: the reads' own times are used
+    merged_chunks: int  # that were read together with the next one of their stream
     bytes: int
     connections_peak: int

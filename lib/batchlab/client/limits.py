@@ -4,7 +4,7 @@ import resource
 
 from batchlab.errors import UsageError
 
-SPARE = 64      # files that are open anyway: pipes, modules, libraries
+SPARE = 64  # files that are open anyway: pipes, modules, libraries
 
 
 def check_open_files(connections: int) -> None:

@@ -20,11 +20,11 @@ from batchlab.client.http import is_complete
 from batchlab.client.wire import Broken, Wire
 
 AHEAD_NS = 250_000_000
-OPEN_LIMIT_NS = 10_000_000_000     # to open the first connections
+OPEN_LIMIT_NS = 10_000_000_000  # to open the first connections
 HOUSEKEEPING_NS = 250_000_000
-LINGER_NS = 1_000_000_000          # for a server that ends its answer and keeps the connection
+LINGER_NS = 1_000_000_000  # for a server that ends its answer and keeps the connection
 GATHER_NS = 500_000
-SENDS_A_TURN = 32                  # between two polls, so that a burst of sends delays no answer's time
+SENDS_A_TURN = 32  # between two polls, so that a burst of sends delays no answer's time
 CHUNKED_END = b"\r\n0\r\n\r\n"
 
 
@@ -65,7 +65,7 @@ class Loop:
         self._opened = 0
         self._started = 0
         self._woke = 0
-        self._slots: deque[int] | None = None      # when each free slot became free
+        self._slots: deque[int] | None = None  # when each free slot became free
         wire.poller.register(abandon_fd, select.EPOLLIN | select.EPOLLHUP)
 
     def open_first(self) -> None:

@@ -22,7 +22,7 @@ from batchlab.errors import EngineError, UsageError
 from batchlab.workload import Workload
 
 STREAMS_A_PROCESS = 256
-CHUNKS_A_PROCESS = 20_000          # a second
+CHUNKS_A_PROCESS = 20_000  # a second
 READY_LIMIT_S = 120
 
 ClientCheck = dict
@@ -125,7 +125,7 @@ def choose_processes(workload: Workload, concurrency: int | None, streams: int |
     span = max(r.scheduled_s for r in requests) - min(r.scheduled_s for r in requests)
     chunks = sum(r.output_len for r in requests) / span if span > 1 else 0
     if span > 1 and streams is None and concurrency is None:
-        most = 1                   # an open loop's streams follow from the engine's speed, as its chunks do
+        most = 1  # an open loop's streams follow from the engine's speed, as its chunks do
     asked = max(most / STREAMS_A_PROCESS, chunks / CHUNKS_A_PROCESS)
     return max(1, min(math.ceil(asked), cores - 1))
 
@@ -150,9 +150,7 @@ def find(place: Endpoint, base_url: str) -> tuple[int, tuple]:
     raise EngineError(f"no server answers at {base_url}: {reason}")
 
 
-def _check(
-    processes: int | None, max_concurrency: int | None, timeout_s: float, silence_s: float | None
-) -> None:
+def _check(processes: int | None, max_concurrency: int | None, timeout_s: float, silence_s: float | None) -> None:
     if processes is not None and processes < 1:
         raise UsageError(f"processes {processes} must be at least 1")
     if max_concurrency is not None and max_concurrency < 1:
@@ -164,9 +162,7 @@ def _check(
         raise UsageError("the replay client needs Linux (epoll); run it on the engine's host")
 
 
-def _run(
-    jobs: list[Job], lead_s: float, progress: Callable[[int, int], None] | None
-) -> tuple[int, list[Result]]:
+def _run(jobs: list[Job], lead_s: float, progress: Callable[[int, int], None] | None) -> tuple[int, list[Result]]:
     """Starts the workers, gives them one t0 and gathers their results. They never outlive this call."""
     total = sum(len(job.items) for job in jobs)
     with tempfile.TemporaryFile() as complaints:

@@ -19,9 +19,9 @@ class Events:
     def __init__(self) -> None:
         self.data: list[bytes] = []
         self.times: list[int] = []
-        self._held: list[bytes] = []           # pieces of a line that has not ended, joined when it does
-        self._after_cr = False                 # the last piece ended in CR, so a first LF belongs to it
-        self._field: bytes | None = None       # data of the event that no blank line has ended yet
+        self._held: list[bytes] = []  # pieces of a line that has not ended, joined when it does
+        self._after_cr = False  # the last piece ended in CR, so a first LF belongs to it
+        self._field: bytes | None = None  # data of the event that no blank line has ended yet
         self._field_time = 0
 
     def feed(self, piece: bytes, time: int) -> None:

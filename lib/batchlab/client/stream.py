@@ -144,7 +144,7 @@ def _count(
         if final is not None and chunks and final > chunks:
             counts = _spread(counts, final)
         elif final is not None and chunks > final:
-            stream.tokens = final              # more texts than tokens: the engine's own count stands
+            stream.tokens = final  # more texts than tokens: the engine's own count stands
     kept = [(time, count) for time, count in zip(stamps, counts, strict=True) if count]
     stream.times = [time for time, _ in kept]
     stream.counts = [count for _, count in kept]

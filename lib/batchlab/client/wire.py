@@ -14,7 +14,7 @@ import time
 from batchlab.client.exchange import Exchange, State
 from batchlab.errors import UsageError
 
-READ_SIZE = 16384                  # the largest TLS record: one read leaves nothing behind in the TLS layer
+READ_SIZE = 16384  # the largest TLS record: one read leaves nothing behind in the TLS layer
 _STAMP = getattr(socket, "SO_TIMESTAMPNS", 35)
 _STAMP_SPACE = socket.CMSG_SPACE(16)
 _RETRY = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)

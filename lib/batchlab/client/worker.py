@@ -42,7 +42,7 @@ def work(job: Job, link: Connection) -> Result:
     t0_ns = link.recv()
     gc.collect()
     gc.freeze()
-    gc.disable()                   # a collection over a million stored reads takes longer than a token
+    gc.disable()  # a collection over a million stored reads takes longer than a token
     offset, cpu, wall = offset_ns(), time.process_time(), time.monotonic()
     loop.run(t0_ns)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall

@@ -11,8 +11,8 @@ from batchlab.workload.seeds import generator
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-RESERVED = 4          # ids 0..3 are special in most vocabularies: <unk> <s> </s> <pad>
-POOL = 4096           # ids that text prompts are drawn from
+RESERVED = 4  # ids 0..3 are special in most vocabularies: <unk> <s> </s> <pad>
+POOL = 4096  # ids that text prompts are drawn from
 TRIES = 50
 
 
@@ -87,9 +87,7 @@ class TextPrompts(IdPrompts):
         shared = min(shared, wanted - 1)
         return self._text(index, length, lambda attempt: self._draw(index, wanted, shared, attempt))
 
-    def make_of_blocks(
-        self, index: int, length: int, blocks: tuple[int, ...], size: int
-    ) -> tuple[list[int], str]:
+    def make_of_blocks(self, index: int, length: int, blocks: tuple[int, ...], size: int) -> tuple[list[int], str]:
         wanted = self._room(length)
         return self._text(index, length, lambda attempt: self._join(wanted, blocks, size))
 

@@ -28,7 +28,7 @@ _COLUMNS = {
     "burstgpt": ("Timestamp", "Request tokens", "Response tokens"),
 }
 
-Row = tuple[int, float, int, int, tuple[int, ...]]     # line, seconds, input_len, output_len, hash_ids
+Row = tuple[int, float, int, int, tuple[int, ...]]  # line, seconds, input_len, output_len, hash_ids
 
 
 @dataclass(frozen=True, slots=True)
