@@ -264,10 +264,10 @@ def test_code_is_folded_and_machinery_left_out(report):
 
 def test_figures_are_written_for_the_scenario(quick_build):
     figures = {p.name for p in (quick_build.root / "figures/quick").iterdir()}
-    names = {"coverage", "throughput-max-batch-size", "throughput-max-num-tokens", "ttft-max-batch-size",
-             "ttft-max-num-tokens", "tpot-max-batch-size", "tpot-max-num-tokens", "tpot-spread",
-             "running-batch-max-batch-size", "running-batch-max-num-tokens", "timeline-prefill-heavy",
-             "timeline-decode-heavy"}
+    names = {"coverage", "throughput-max-batch-size", "throughput-max-num-tokens", "throughput-grid",
+             "ttft-max-batch-size", "ttft-max-num-tokens", "tpot-max-batch-size", "tpot-max-num-tokens", "tpot-grid",
+             "tpot-spread", "running-batch-max-batch-size", "running-batch-max-num-tokens",
+             "timeline-prefill-heavy", "timeline-decode-heavy"}
     assert figures == {f"{name}.{kind}" for name in names for kind in ("svg", "png")}
 
 

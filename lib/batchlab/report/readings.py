@@ -19,8 +19,13 @@ from batchlab.plots.style import series_style
 
 ALIKE = 0.05  # relative difference that is not called one
 SATURATED = 0.95  # share of the best throughput from which it counts as saturated
-SETTLED = 1.10  # a latency within 10% of its lowest has settled
+SETTLED = 1.30  # a latency within 30% of its lowest has settled: queueing multiplies it
 FOLLOWS = 0.90  # the running batch follows its limit while it fills this share of it
+
+SINGLE = (
+    f"These are single runs, without an interval: a difference under {ALIKE:.0%} is not called one, "
+    "and a small one may still be noise."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +88,13 @@ def curves(
 
 
 def read(points: pd.DataFrame, axis: str, metric: str, defaults: Any, say: Callable[[Curve], str]) -> Reading:
-    """A sentence a curve; where there are too few valid points it says so instead."""
+    """A sentence a curve, and one more where a curve is of single runs; too few valid points are said instead."""
+    drawn = list(curves(points, axis, metric, defaults))
     found = [
-        f"{name}: {say(curve)}" if curve else f"{name}: too few valid points to read."
-        for name, curve in curves(points, axis, metric, defaults)
+        f"{name}: {say(curve)}" if curve else f"{name}: too few valid points to read." for name, curve in drawn
     ]
+    if any(curve and not np.isfinite(curve.low).any() for _, curve in drawn):
+        found.append(SINGLE)
     return Reading(tuple(found) or ("Nothing is planned for this figure.",))
 
 
@@ -176,7 +183,8 @@ def ttft(points: pd.DataFrame, axis: str, defaults: Any = None, metric: str = "t
             return f"{sentence}, then rises to {number(c.y[last])} {unit} at {whole(c.x[last])}."
         if knee == last:
             return f"{sentence}, and was still falling at the largest value recorded."
-        return f"{sentence}; from {whole(c.x[knee])} on it stays within {SETTLED - 1:.0%} of its lowest."
+        rest = f"between {number(c.y[knee:].min())} and {number(c.y[knee:].max())} {unit}"
+        return f"{sentence}; from {whole(c.x[knee])} on it stays {rest}."
 
     return read(points, axis, metric, defaults, say)
 

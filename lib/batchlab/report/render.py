@@ -31,7 +31,7 @@ FETCHED = {
     "object": "data",
     "embed": "src",
 }
-STANDARD = ("throughput", "latency")
+STANDARD = ("throughput", "grid", "latency")
 
 
 def render(scenario: str) -> Path:
@@ -52,6 +52,7 @@ def render(scenario: str) -> Path:
             "question": opened.scenario.question,
             "facts": summary.facts(opened.scenario, cells),
             "best": summary.best_settings(best_points(opened))._repr_html_(),
+            "best_note": summary.BEST_NOTE,
             "sections": [asdict(s) for s in sections],
             "section_titles": {s.anchor: s.title for s in sections},
             "failures": merge.failures(folder),

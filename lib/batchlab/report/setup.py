@@ -93,7 +93,7 @@ def sweeps(study: Study) -> Table:
 def values(column: pd.Series) -> str:
     """The distinct limits of a sweep, in order; only the ends of a long list."""
     found = [f"{int(v)}" for v in sorted(column.dropna().unique())]
-    return ", ".join(found) if len(found) <= 5 else f"{found[0]} to {found[-1]} ({len(found)} values)"
+    return ", ".join(found) if len(found) <= 4 else f"{found[0]} to {found[-1]} ({len(found)} values)"
 
 
 def provenance(study: Study, cells: pd.DataFrame) -> Table:

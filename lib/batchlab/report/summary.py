@@ -10,8 +10,12 @@ from batchlab.plots.captions import TRANSPORTS, texts
 from batchlab.plots.labels import number
 from batchlab.plots.select import SERIES, recorded, valid
 from batchlab.plots.style import engine_name
-from batchlab.report.readings import ALIKE, SATURATED
+from batchlab.report.readings import SATURATED
 from batchlab.report.tables import Table, table
+
+TIED = 0.02     # of the best value: what counts as equal to it where single runs leave no interval
+BEST_NOTE = ("Where settings cannot be told apart from the best (inside its 95% interval, or within "
+             f"{TIED:.0%} of it where it is a single run), the smallest limits are named. Only valid points count.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +47,7 @@ def interval(row: pd.Series, metric: str) -> str:
 def frugal_best(rows: pd.DataFrame, metric: str, *, highest: bool) -> pd.Series | None:
     """The smallest limits whose value cannot be told from the best one; None without a valid point.
 
-    Not told apart: inside the best point's 95% interval, or within ALIKE of it where it has no interval.
+    Not told apart: inside the best point's 95% interval, or within TIED of it where it has no interval.
     """
     good = rows[rows[metric].notna()]
     if good.empty:
@@ -51,7 +55,7 @@ def frugal_best(rows: pd.DataFrame, metric: str, *, highest: bool) -> pd.Series 
     best = good.loc[good[metric].idxmax() if highest else good[metric].idxmin()]
     bound = best.get(f"{metric}_{'lo' if highest else 'hi'}", np.nan)
     if not np.isfinite(bound):
-        bound = best[metric] * (1 - ALIKE if highest else 1 + ALIKE)
+        bound = best[metric] * (1 - TIED if highest else 1 + TIED)
     alike = good[good[metric] >= bound] if highest else good[good[metric] <= bound]
     return alike.sort_values(["max_batch_size", "max_num_tokens"], kind="stable").iloc[0]
 
