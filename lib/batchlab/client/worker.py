@@ -34,7 +34,8 @@ def work(job: Job, link: Connection) -> Result:
         timeout_ns=round(job.timeout_s * 1e9),
         silence_ns=round(job.silence_s * 1e9),
         abandon_fd=link.fileno(),
-        gather=job.server_name is None,
+        # a closed loop must answer each end at once, and TLS has only the times of the reads
+        gather=job.server_name is None and job.concurrency is None,
         progress=lambda done: link.send(("done", done)),
     )
     loop.open_first()
