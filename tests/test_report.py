@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_execution_runs_this_python_from_the_root_with_the_parameters(tmp_path, 
     injected = next(c for c in cells if "injected-parameters" in c.metadata.get("tags", []))
     assert injected["id"] == parameters.INJECTED_ID
     assert sorted(p.name for p in build.iterdir()) == ["07.ipynb"]
+
+
+def test_a_scenario_by_path_is_found_from_any_directory(tmp_path, build, monkeypatch):
+    source = notebook(tmp_path / "07-probe.ipynb", "print(scenario)")
+    shutil.copy(paths.SCENARIOS / "cpu.yml", tmp_path / "mine.yml")
+    monkeypatch.chdir(tmp_path)
+    done = execute.execute(source, "mine.yml", progress=io.StringIO())
+    assert done == build.parent / "mine/07.ipynb"
+    told = nbformat.read(done, as_version=4).cells[-1].outputs[0].text
+    assert told == f"{tmp_path / 'mine.yml'}\n"
 
 
 @pytest.mark.parametrize(("cells", "options", "expected"), [

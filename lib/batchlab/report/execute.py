@@ -56,7 +56,12 @@ def target_of(notebook: Path, scenario: str) -> Path:
 
 def scenario_name(scenario: str | Path) -> str:
     """The name of a scenario given by name or by path."""
-    return Path(scenario).stem if str(scenario).endswith((".yml", ".yaml")) else str(scenario)
+    return Path(scenario).stem if is_path(scenario) else str(scenario)
+
+
+def is_path(scenario: str | Path) -> bool:
+    """Whether a scenario is given by path, as `scenario.load` tells it."""
+    return str(scenario).endswith((".yml", ".yaml"))
 
 
 def execute(
@@ -72,6 +77,8 @@ def execute(
     The copy is written under a .part name and renamed when every cell has run. UsageError for bad parameters;
     NotebookFailed otherwise, and what ran until then is kept as NN.failed.ipynb.
     """
+    if is_path(scenario):
+        scenario = str(Path(scenario).resolve())  # the notebook runs in another directory
     values = parameters.check(notebook, {"scenario": scenario, **(extra or {})})
     target = target_of(notebook, scenario)
     part, failed = target.with_suffix(".part.ipynb"), target.with_suffix(".failed.ipynb")
