@@ -48,9 +48,9 @@ def decisions(
         while arrivals and (arrivals[0][0] <= len(log) or not unfinished):
             _, k, prompt, output = arrivals.popleft()
             everyone.append(Sequence(k, prompt, output))
+            assert policy.refusal(everyone[-1]) is None
             policy.add(everyone[-1])
-            unfinished += everyone[-1].error is None
-        policy.rejected.clear()
+            unfinished += 1
         if not unfinished:
             return log
         before = {s.index: s.preemptions for s in everyone}

@@ -96,14 +96,12 @@ class Simulation:
         self.events = [(at, seq.index, seq) for at, seq in arrivals]
         heapq.heapify(self.events)
         self.frontend_s = 0.0
-        self.queued: list[float] = []  # arrival times at the engine, in order
         self.queue: deque[Sequence] = deque()  # arrived at the front end, not yet seen by a schedule
         self.outputs = deque([0.0] * policy.schedule_lag, maxlen=policy.schedule_lag)
         self.pending: deque[tuple[int, float, list[Sequence]]] = (
             deque()
         )  # (iteration, its output, sequences that ended in it)
         self.now = 0.0
-        self.taken = 0  # arrivals handed to the policy
 
     def run(self) -> Trace:
         policy = self.policy
@@ -112,7 +110,7 @@ class Simulation:
             self._notice_ends(self.trace.iterations - policy.finish_lag)
             self._take_arrivals()
             step = policy.schedule()
-            self._collect_rejected()
+            self._collect_dropped()
             if step is not None:
                 self._execute(step)
             elif self.pending:
@@ -139,19 +137,21 @@ class Simulation:
         at, _, seq = heapq.heappop(self.events)
         self.frontend_s = max(self.frontend_s, at) + self.host.request_us * 1e-6
         seq.queued_s = self.frontend_s
+        seq.error = self.policy.refusal(seq)
         self.queue.append(seq)
 
     def _take_arrivals(self) -> None:
         while (at := self._next_arrival()) is not None and at <= self.now:
             seq = self.queue.popleft()
-            self.queued.append(at)
-            self.policy.add(seq)
-            self._collect_rejected()
+            if seq.error is None:
+                self.policy.add(seq)
+            else:
+                self._follow(seq, at)
 
-    def _collect_rejected(self) -> None:
-        for seq in self.policy.rejected:
+    def _collect_dropped(self) -> None:
+        for seq in self.policy.dropped:
             self._follow(seq, self.now)
-        self.policy.rejected.clear()
+        self.policy.dropped.clear()
 
     def _notice_ends(self, iteration: int) -> None:
         while self.pending and self.pending[0][0] <= iteration:
@@ -212,7 +212,9 @@ class Simulation:
         if len(scheduled) > 1:
             while self.events and self.frontend_s <= scheduled[-1] and self.events[0][0] <= scheduled[-1]:
                 self._pass_front_end()
-            waiting += np.searchsorted([seq.queued_s for seq in self.queue], scheduled, side="right")
+            waiting += np.searchsorted(
+                [seq.queued_s for seq in self.queue if seq.error is None], scheduled, side="right"
+            )
         return waiting
 
     def _finish(self, step: Step, outputs: np.ndarray) -> None:

@@ -61,18 +61,22 @@ class Policy:
         self.waiting: deque[Sequence] = deque()
         self.decodes = DecodeSet(kv.block_size)
         self.joining: list[Sequence] = []  # their prefill ends in the planned iteration
-        self.rejected: list[Sequence] = []
+        self.dropped: list[Sequence] = []  # with an error, by the last schedule
         self.draining = 0  # ended, unnoticed, no longer decoding
 
     # -- what the core calls ------------------------------------------------------------------------------------------
 
-    def add(self, seq: Sequence) -> None:
-        """A request arrives. One that could never run is refused with the reason in `seq.error`."""
+    def refusal(self, seq: Sequence) -> str | None:
+        """Why a request could never run here, or None. It is asked before `add`."""
         if self.kv.of(seq.worst_case) > self.kv.total:
-            seq.error = f"needs {self.kv.of(seq.worst_case)} KV blocks, the engine has {self.kv.total}"
-        elif self.whole_prompts and seq.prompt > self.limits.max_num_tokens:
-            seq.error = f"prompt of {seq.prompt} tokens is over max_num_tokens {self.limits.max_num_tokens}"
-        (self.rejected if seq.error else self.waiting).append(seq)
+            return f"needs {self.kv.of(seq.worst_case)} KV blocks, the engine has {self.kv.total}"
+        if self.whole_prompts and seq.prompt > self.limits.max_num_tokens:
+            return f"prompt of {seq.prompt} tokens is over max_num_tokens {self.limits.max_num_tokens}"
+        return None
+
+    def add(self, seq: Sequence) -> None:
+        """A request arrives."""
+        self.waiting.append(seq)
 
     def schedule(self) -> Step | None:
         """Plan the next iteration and take its memory; None when nothing can run."""

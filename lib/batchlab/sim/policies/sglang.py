@@ -50,19 +50,20 @@ class SgLang(Policy):
     def holding(self) -> int:
         return super().holding + (self.chunked is not None)
 
+    def refusal(self, seq: Sequence) -> str | None:
+        capacity = self.kv.total * self.kv.block_size
+        if self.paged(seq.worst_case) + 2 > capacity:
+            return f"needs {self.paged(seq.worst_case) + 2} KV tokens, the engine has {capacity}"
+        return None
+
     def add(self, seq: Sequence) -> None:
         if not self.holding and not self.waiting:
             self.ratio = self.opt["new_token_ratio"]
-        capacity = self.kv.total * self.kv.block_size
-        if self.paged(seq.worst_case) + 2 > capacity:  # admission keeps a token free, and counts whole pages
-            seq.error = f"needs {self.paged(seq.worst_case) + 2} KV tokens, the engine has {capacity}"
-            self.rejected.append(seq)
-        else:
-            super().add(seq)
+        super().add(seq)
 
     def paged(self, tokens: int) -> int:
-        """Tokens rounded up to whole pages."""
-        return self.kv.of(tokens) * self.kv.block_size
+        """Tokens rounded up to whole pages, and a page more, as admission counts them."""
+        return (self.kv.of(tokens) + 1) * self.kv.block_size
 
     @property
     def free_tokens(self) -> int:
@@ -80,17 +81,14 @@ class SgLang(Policy):
         return step if step.decodes else None
 
     def _retract(self, step: Step) -> None:
-        order = sorted(
-            (s for s in self.decodes if s.end_tick > self.decodes.tick),
-            key=lambda s: (self.produced(s), -s.prompt),
-            reverse=True,
-        )
+        order = sorted(self.decodes, key=lambda s: (self.produced(s), -s.prompt), reverse=True)
         while self.free_tokens < len(order) * RETRACT_DECODE_STEPS and len(order) > 1:
             seq = order.pop()
             self.preempt(step, seq)
-            self.waiting.append(self.waiting.popleft())  # retracted requests go to the end of the queue
+            if seq.produced < seq.output:  # to the end of the queue; one that has ended unnoticed is just let go
+                self.waiting.append(self.waiting.popleft())
         done = sum(self.produced(s) for s in order) + RETRACT_DECODE_STEPS * len(order)
-        self.ratio = min(1.0, done / max(1, sum(s.output for s in order)))
+        self.ratio = min(1.0, done / sum(s.output for s in order))
         self.batch_is_full = False
 
     def produced(self, seq: Sequence) -> int:

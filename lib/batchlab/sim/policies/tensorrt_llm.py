@@ -100,7 +100,7 @@ class TensorRtLlm(Policy):
         if self.chunking or seq.known <= self.limits.max_num_tokens:
             return False
         seq.error = f"{seq.known} tokens to compute again are over max_num_tokens {self.limits.max_num_tokens}"
-        self.rejected.append(self.waiting.popleft())
+        self.dropped.append(self.waiting.popleft())
         return True
 
     def _last(self) -> Sequence:

@@ -49,14 +49,10 @@ class VllmV0(Policy):
     def queue_length(self) -> int:
         return len(self.waiting) + len(self.swapped)
 
-    def add(self, seq: Sequence) -> None:
+    def refusal(self, seq: Sequence) -> str | None:
         if self.kv.of(seq.prompt) + self.watermark_blocks > self.kv.total:
-            seq.error = (
-                f"prompt of {seq.prompt} tokens does not fit beside the watermark of {self.watermark_blocks} KV blocks"
-            )
-            self.rejected.append(seq)
-        else:
-            super().add(seq)
+            return f"prompt of {seq.prompt} tokens does not fit beside {self.watermark_blocks} KV blocks of watermark"
+        return super().refusal(seq)
 
     def schedule(self) -> Step | None:
         step = Step()
@@ -72,7 +68,7 @@ class VllmV0(Policy):
             seq = self.waiting[0]
             if error := self._never_again(seq):
                 seq.error = error
-                self.rejected.append(self.waiting.popleft())
+                self.dropped.append(self.waiting.popleft())
                 continue
             if (
                 self.kv.of(seq.known) + self.watermark_blocks > self.kv.free
