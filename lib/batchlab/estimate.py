@@ -8,7 +8,6 @@ any, stated guesses stand in.
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import nnls
 
 from batchlab.cell import Cell, mean_lengths
 from batchlab.store import Store
@@ -65,6 +64,8 @@ def fit(store: Store, cells: list[Cell]) -> Estimator:
     start_s = float(np.median(starts)) if starts else START_S[kind]
     if len(rows) < 4:
         return Estimator(GUESSES[kind], start_s, 0)
+    from scipy.optimize import nnls  # half a second to import, and most notebooks never fit
+
     coefficients, _ = nnls(np.array(rows), np.array(seconds))
     return Estimator(tuple(float(x) for x in coefficients), start_s, len(rows))
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 # the summary's keys, in order; null where one does not apply
 SUMMARY_KEYS = (
@@ -173,7 +173,7 @@ def batch_means_ci(iterations: pd.DataFrame) -> float:
     edges = np.linspace(window[0], window[1], BATCHES + 1)
     tokens, _ = np.histogram(inside["output_s"], edges, weights=inside["decode_tokens"])
     rates = tokens / np.diff(edges)
-    return float(stats.t.ppf(0.975, BATCHES - 1) * rates.std(ddof=1) / math.sqrt(BATCHES))
+    return float(stdtrit(BATCHES - 1, 0.975) * rates.std(ddof=1) / math.sqrt(BATCHES))
 
 
 def summary(
@@ -245,5 +245,5 @@ def interval(values: np.ndarray) -> tuple[float, float, float]:
     mean = float(values.mean())
     if len(values) < 2:
         return mean, math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    half = float(stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / math.sqrt(len(values)))
     return mean, mean - half, mean + half

@@ -76,6 +76,11 @@ class EngineProcess:
         return None
 
 
+def _inherited() -> dict[str, str]:
+    """This process's environment, less what a notebook's runner sets for itself: an engine picks its own threads."""
+    return {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+
+
 def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path) -> EngineProcess:
     """Start a command under the supervisor; EngineError when it cannot be started at all."""
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -86,7 +91,7 @@ def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path) -> Engi
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, **env},
+            env={**_inherited(), **env},
             start_new_session=True,
         )
     except OSError as error:
