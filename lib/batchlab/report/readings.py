@@ -22,10 +22,7 @@ SATURATED = 0.95  # share of the best throughput from which it counts as saturat
 SETTLED = 1.30  # a latency within 30% of its lowest has settled: queueing multiplies it
 FOLLOWS = 0.90  # the running batch follows its limit while it fills this share of it
 
-SINGLE = (
-    f"These are single runs, without an interval: a difference under {ALIKE:.0%} is not called one, "
-    "and a small one may still be noise."
-)
+SINGLE = f"Single runs, without an interval: a change under {ALIKE:.0%} counts as noise."
 
 
 @dataclass(frozen=True, slots=True)
