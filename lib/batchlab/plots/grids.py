@@ -54,7 +54,7 @@ def panel(ax: Axes, rows: pd.DataFrame, metric: str) -> None:
     top = np.nanmax(values) if np.isfinite(values).any() else 1.0
     ax.imshow(values, cmap="Blues", vmin=0, vmax=top * 1.25, aspect="auto", origin="lower")
     for (j, i), text in texts.items():
-        dark = np.isfinite(values[j, i]) and values[j, i] > 0.72 * top
+        dark = np.isfinite(values[j, i]) and values[j, i] > 0.8 * top
         ax.text(i, j, text, ha="center", va="center", fontsize=9, color="white" if dark else "#222222")
     ax.set_xticks(range(len(batches)), [whole(b) for b in batches])
     ax.set_yticks(range(len(tokens)), [whole(t) for t in tokens])
