@@ -1,0 +1,133 @@
+"""Step times: what is put together here against the package's own answers, and the stand-in."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from batchlab.errors import UsageError
+from batchlab.sim.hardware import load_card
+from batchlab.sim.memory import QUANTIZATIONS
+from batchlab.sim.models import load_model
+from batchlab.sim.roofline import RooflineTimes
+from batchlab.sim.tables import BATCH_GRID, CONTEXT_GRID, table_times
+
+pytest.importorskip("aiconfigurator_core")
+
+NONE = QUANTIZATIONS["none"]
+LLAMA = load_model("llama-3-8b")
+
+
+@pytest.fixture(scope="module", params=[("a100_sxm", "vllm"), ("h200_sxm", "trtllm")], ids="-".join)
+def times(request):
+    card, backend = request.param
+    return table_times(LLAMA, load_card(card), backend, NONE, 1)
+
+
+def test_a_decode_step_is_the_packages(times):
+    """At points of the grid, to rounding: the same operators, put together in the same way."""
+    for batch, context in ((1, 64), (8, 256), (64, 1024), (256, 512)):
+        ours = times.step_s([], batch, batch * (context - 1)) * 1e3
+        assert ours == pytest.approx(times._engine.decode_step_latency(batch, context - 2, 2), rel=2e-3)
+
+
+def test_interpolation_error_of_decode_steps(times):
+    """Between the points of the grid. The error that the README states: 0.1% on average, below 1% at worst."""
+    rng = np.random.default_rng(1)
+    batches = rng.integers(1, 600, 60)
+    contexts = np.exp(rng.uniform(np.log(32), np.log(6000), 60)).astype(int)
+    ours = np.array([times.step_s([], int(b), int(b) * int(c)) for b, c in zip(batches, contexts, strict=True)])
+    own = np.array(
+        [
+            times.shared_ms(int(b)) + times.logits_ms(int(b)) + attention(times, int(b), int(c) + 1)
+            for b, c in zip(batches, contexts, strict=True)
+        ]
+    )
+    error = np.abs(ours * 1e3 / own - 1)
+    assert error.mean() < 0.001
+    assert error.max() < 0.01
+
+
+def attention(times, batch, context):
+    return times._engine.evaluate_generation_ops(times._generation_op, batch_size=batch, s=context)[0][1]
+
+
+def test_a_run_of_decode_steps_is_the_steps_one_by_one(times):
+    run = times.decode_run_s(37, 37 * 100 + 11, 300)
+    one_by_one = [times.step_s([], 37, 37 * 100 + 11 + 37 * i) for i in range(300)]
+    np.testing.assert_allclose(run, one_by_one, rtol=1e-9)
+
+
+def test_equal_prompts_are_one_batch_of_the_package(times):
+    whole = times._engine.evaluate_context_ops(times._attention_op, batch_size=3, s=512)[0][1]
+    assert times.prompts_ms([(512, 0)] * 3) == pytest.approx(whole, rel=1e-9)
+
+
+def test_unequal_prompts_lie_between_equal_ones(times):
+    """Same tokens, and more work the more unequal they are; one call costs its fixed part once."""
+    even, uneven, one = (times.prompts_ms(p) for p in ([(512, 0)] * 2, [(256, 0), (768, 0)], [(1024, 0)]))
+    assert even < uneven < one * 1.05
+    assert times.prompts_ms([(512, 0), (64, 448)]) < times.prompts_ms([(512, 0)]) + times.prompts_ms([(64, 448)])
+
+
+def test_a_step_grows_with_its_work(times):
+    steps = [times.step_s([(n, 0)], 16, 16 * 500) for n in (64, 256, 1024, 4096)]
+    assert steps == sorted(steps)
+    assert times.step_s([], 64, 64 * 2000) > times.step_s([], 64, 64 * 200)
+
+
+def test_grids_are_sorted_and_reach_far_enough():
+    assert all(a < b for a, b in pairwise(BATCH_GRID)) and BATCH_GRID[-1] >= 4096
+    assert (np.diff(CONTEXT_GRID) > 0).all() and CONTEXT_GRID[-1] == 131072
+
+
+def test_beyond_the_grid_is_a_usage_error(times):
+    with pytest.raises(UsageError, match="a context of 200001 tokens is over 131072"):
+        times.step_s([], 1, 200_000)
+    with pytest.raises(UsageError, match="a batch of 5000 is over 4096"):
+        times.step_s([], 5000, 5000 * 10)
+
+
+def test_provenance_names_package_versions_and_tables():
+    provenance = table_times(LLAMA, load_card("a100_sxm"), "vllm", NONE, 1).provenance
+    assert (provenance["package"], provenance["package_version"]) == ("aiconfigurator-core", "0.12.0")
+    assert provenance["backend_version"] == ["0.14.0"]
+    assert "data/a100_sxm/gemm/vllm/0.14.0/gemm_perf.parquet" in provenance["tables"]
+
+
+def test_fp8_is_faster_where_there_is_such_arithmetic():
+    h200 = load_card("h200_sxm")
+    for backend in ("vllm", "trtllm", "sglang"):
+        plain, fp8 = (table_times(LLAMA, h200, backend, QUANTIZATIONS[q], 1) for q in ("none", "fp8"))
+        assert fp8.step_s([(2048, 0)], 64, 64 * 1000) < plain.step_s([(2048, 0)], 64, 64 * 1000)
+    assert table_times(LLAMA, h200, "trtllm", QUANTIZATIONS["fp8"], 1).attention == "fp8"
+    assert table_times(LLAMA, h200, "vllm", QUANTIZATIONS["fp8"], 1).attention == "bfloat16"  # no fp8 table of its own
+
+
+def test_more_cards_are_faster_and_less_than_in_proportion():
+    one, two, four = (table_times(LLAMA, load_card("h100_sxm"), "vllm", NONE, tp) for tp in (1, 2, 4))
+    step = [t.step_s([(1024, 0)], 32, 32 * 500) for t in (one, two, four)]
+    assert step[0] > step[1] > step[2] and step[0] < 4 * step[2]
+
+
+def test_a_shape_without_tables_is_a_usage_error():
+    with pytest.raises(UsageError, match=r"no measured operator times for tiny-llama.*roofline"):
+        table_times(load_model("tiny-llama"), load_card("a100_sxm"), "vllm", NONE, 1)
+
+
+def test_the_stand_in_says_that_it_is_one_and_is_near_the_tables():
+    """The errors that roofline.py states; its own card has no tables, so this is the nearest check there is."""
+    card = load_card("a100_sxm")
+    roofline, tables = RooflineTimes(LLAMA, card, NONE, 1), table_times(LLAMA, card, "vllm", NONE, 1)
+    assert roofline.provenance["kind"] == "roofline stand-in, not measured"
+    steps = [([], n, n * 1000) for n in (1, 16, 64, 256)] + [([(n, 0)], 32, 32 * 1000) for n in (512, 2048)]
+    errors = [abs(roofline.step_s(*s) / tables.step_s(*s) - 1) for s in steps]
+    assert np.mean(errors) < 0.12 and max(errors) < 0.25
+
+
+def test_the_stand_ins_runs_are_its_steps():
+    roofline = RooflineTimes(LLAMA, load_card("a10g"), NONE, 1)
+    run = roofline.decode_run_s(20, 20 * 100, 50)
+    np.testing.assert_allclose(run, [roofline.step_s([], 20, 20 * (100 + i)) for i in range(50)], rtol=1e-12)
+    two = RooflineTimes(LLAMA, load_card("a10g"), NONE, 2)
+    assert two.step_s([(512, 0)], 4, 400) < roofline.step_s([(512, 0)], 4, 400)
