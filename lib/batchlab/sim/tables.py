@@ -25,20 +25,23 @@ from batchlab.sim.hardware import Card, systems_folder
 from batchlab.sim.memory import Quantization
 from batchlab.sim.models import ModelShape
 
-BATCH_GRID = [
-    *range(1, 9),
-    *(base + base // 8 * i for base in (8, 16, 32, 64, 128, 256, 512, 1024, 2048) for i in range(1, 9)),
-]
-CONTEXT_GRID = np.array(
+# The package's own answers have steps at the powers of two where its tables have points: both sides are read.
+_OCTAVES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+BATCH_GRID = sorted(
+    {
+        *range(1, 9),
+        *(base + base // 8 * i for base in _OCTAVES for i in range(1, 9)),
+        *(2 * base - 1 for base in _OCTAVES),
+    }
+)
+CONTEXT_GRID = np.unique(
     [
-        1,
-        2,
-        4,
-        8,
+        *(1, 2, 4, 8),
         *range(16, 1024, 16),
         *range(1024, 4096, 64),
         *range(4096, 16384, 256),
         *range(16384, 131072 + 1, 2048),
+        *(2**i + beyond for i in range(5, 15) for beyond in (1, 2)),
     ]
 )
 _SEGMENT = 16  # grid points of context read at a time
