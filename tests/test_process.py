@@ -17,9 +17,12 @@ from batchlab.errors import EngineError, UsageError
 PYTHON = sys.executable
 # an "engine" with a child of its own, both of which ignore SIGTERM
 STUBBORN = """
-import os, signal, subprocess, sys, time signal.signal(signal.SIGTERM, signal.SIG_IGN) child =
-subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);
-time.sleep(60)"]) print("pids", os.getpid(), child.pid, flush=True) time.sleep(60)
+import os, signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+child = subprocess.Popen([sys.executable, "-c", code])
+print("pids", os.getpid(), child.pid, flush=True)
+time.sleep(60)
 """
 SERVER = """
 import http.server, sys
