@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
+from typing import TypedDict
 
 import numpy as np
 
@@ -25,23 +26,32 @@ STREAMS_A_PROCESS = 256
 CHUNKS_A_PROCESS = 20_000  # a second
 READY_LIMIT_S = 120
 
-ClientCheck = dict
-"""How the client itself did:
-processes; cpu_s (of the event loops); cpu_share_max (of the busiest process, 0..1);
-send_lag_p99_ms, send_lag_max_ms (sent − scheduled);
-loop_lag_p99_ms (from a wake to the end of its handling, worst process);
-receive_lag_p99_ms (from a packet's arrival, as the kernel stamped it, to its read; worst process). The records are
-  free of it, since they hold the kernel's times; None when they hold those of the reads, as through TLS or after
-  a step of the clock;
-merged_share (of the chunks, those read together with the next one of their stream: their own times are lost, whether
-  the client was late or the engine sent them as one);
-chunks (that hold tokens); bytes; connections_peak (at once, summed over processes)."""
+
+class ClientCheck(TypedDict):
+    """How the client itself did.
+
+    The records hold the kernel's times of the packets where it gives them, and are free of `receive_lag` then. It is
+    None where they hold the times of the reads: through TLS, and after a step of the clock. What no stamp can save are
+    the chunks of `merged_share`, which have the time of a later one: the client was late by more than a token, or
+    the engine sent them as one.
+    """
+
+    processes: int
+    cpu_s: float  # of the event loops
+    cpu_share_max: float  # of the busiest process, 0..1
+    send_lag_p99_ms: float | None  # sent − scheduled; None when nothing was sent
+    send_lag_max_ms: float | None
+    loop_lag_p99_ms: float  # from a wake to the end of its handling, in the worst process
+    receive_lag_p99_ms: float | None  # from a packet's arrival to its read, in the worst process
+    merged_share: float  # of the chunks, those read together with the next one of their stream
+    chunks: int  # that hold tokens
+    bytes: int
+    connections_peak: int  # at once, summed over processes
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """t0_ns: CLOCK_MONOTONIC; rows: the client's columns of records.REQUESTS, by index; check: see
-    ClientCheck."""
+    """t0_ns: CLOCK_MONOTONIC; rows: the client's columns of records.REQUESTS, by index."""
 
     t0_ns: int
     rows: list[dict]

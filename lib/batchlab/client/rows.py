@@ -24,8 +24,7 @@ def read(exchange: Exchange, api: str) -> Stream:
         except (AttributeError, TypeError, KeyError, ValueError) as fault:
             stream = Stream(error=one_line(f"an event has an unknown shape: {fault!r}"))
         stream.end = response.end
-        # a whole stream needs no good end of its connection; what the server said tells more than how it
-        # ended
+        # a whole stream needs no good end of its connection; what the server said tells more than how that ended
         if stream.error is None or error is None or response.complete or _said_by_server(response, stream):
             error = stream.error
     elif error is None:
@@ -147,8 +146,7 @@ def _gaps(times: np.ndarray, counts: np.ndarray, ok: bool) -> dict:
 
 
 def _chunks(times: np.ndarray, counts: np.ndarray, keep: bool) -> dict:
-    """The list columns; null when they are not kept or do not fit their types (35 minutes, 32767 tokens a
-    chunk)."""
+    """The list columns; null when they are not kept or do not fit their types (35 minutes, 32767 tokens)."""
     if not keep:
         return {"chunk_us": None, "chunk_tokens": None}
     since = (times - times[0]) // 1000
