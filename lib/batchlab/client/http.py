@@ -8,8 +8,7 @@ import httptools
 
 class Response:
     """`status` is None when no whole status line came; `complete` says that the message ended as HTTP
-    frames it; `end` is the time of the read that ended it; `fault` is one line when the bytes are not
-    HTTP."""
+    frames it; `end` is the time of the read that ended it; `fault` is one line when the bytes are not HTTP."""
 
     __slots__ = (
         "_now",
@@ -80,6 +79,5 @@ def parse(reads: Sequence[bytes], times: Sequence[int], closed: int | None) -> R
 
 
 def is_complete(reads: Sequence[bytes]) -> bool:
-    """Whether these reads already hold a whole answer: asked for a silent connection that the server keeps
-    open."""
+    """Whether these reads already hold a whole answer: asked for a silent connection that the server keeps open."""
     return parse(reads, [0] * len(reads), closed=None).complete

@@ -35,8 +35,7 @@ class Abandoned(Exception):
 class Loop:
     """exchanges: in the order of their times. concurrency: most requests in flight. closed_loop: a
     request's time is when its slot became free. abandon_fd: readable when the run is to be given up.
-    gather: sleep between wakes. `wakes` holds pairs: ns from a wake to the end of its handling, sockets
-    handled."""
+    gather: sleep between wakes. `wakes` holds pairs: ns from a wake to the end of its handling, sockets handled."""
 
     def __init__(
         self,
@@ -124,8 +123,7 @@ class Loop:
 
     def _wait(self, care: int) -> list[tuple[int, int]]:
         """Polls until something is ready or the next thing is due. epoll counts in milliseconds, so the
-        last of the wait for a send is left to select() on the epoll itself, which counts in
-        microseconds."""
+        last of the wait for a send is left to select() on the epoll itself, which counts in microseconds."""
         due = min(care, self._next_due())
         poller = self._wire.poller
         now = time.monotonic_ns()

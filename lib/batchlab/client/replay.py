@@ -1,5 +1,4 @@
-"""Replays a workload against an endpoint from as many processes as it takes, and says how well they kept
-up."""
+"""Replays a workload against an endpoint from as many processes as it takes, and says how well they kept up."""
 
 import math
 import os
@@ -228,8 +227,7 @@ def _start(complaints) -> tuple[Connection, subprocess.Popen]:
 
 
 def _gather(workers, wanted, complaints, limit_s, on_done) -> list:
-    """Waits until every worker has sent the message `wanted`, and returns their contents in the workers'
-    order."""
+    """Waits until every worker has sent the message `wanted`, and returns their contents in the workers' order."""
     found = {}
     limit = None if limit_s is None else time.monotonic() + limit_s
     while len(found) < len(workers):

@@ -162,8 +162,7 @@ def _continuous(texts: list[bool], running: list[int | None]) -> bool:
 
 
 def _spread(counts: list[int], total: int) -> list[int]:
-    """One token for the first chunk, and the rest of `total` over the later ones as evenly as whole numbers
-    go."""
+    """One token for the first chunk, and the rest of `total` over the later ones as evenly as whole numbers go."""
     chunks = sum(counts)
     if chunks == 1:
         return [count * total for count in counts]

@@ -44,8 +44,7 @@ class Wire:
         self.read = read_secure if tls else read_plain
 
     def open(self, exchange: Exchange) -> None:
-        """Begins to connect. Broken when that fails at once, UsageError when the system allows no more
-        sockets."""
+        """Begins to connect. Broken when that fails at once, UsageError when the system allows no more sockets."""
         try:
             sock = socket.socket(self._family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
         except OSError as error:
@@ -106,8 +105,7 @@ class Wire:
             self.send(exchange)
 
     def _check_idle(self, exchange: Exchange) -> None:
-        """A connection that waits for its time became readable: TLS session tickets, or the server took it
-        back."""
+        """A connection that waits for its time became readable: TLS session tickets, or the server took it back."""
         try:
             if exchange.sock.recv(READ_SIZE):
                 return
@@ -118,8 +116,7 @@ class Wire:
         raise Broken("the server closed the connection before the request")
 
     def send(self, exchange: Exchange) -> None:
-        """Writes what the socket takes; the rest goes when it is writable, and the answer is read after
-        that."""
+        """Writes what the socket takes; the rest goes when it is writable, and the answer is read after that."""
         if exchange.sent_ns is None:
             exchange.sent_ns = time.monotonic_ns()
             exchange.unsent = memoryview(exchange.payload)
@@ -159,8 +156,7 @@ class Wire:
 
 
 def read_plain(exchange: Exchange) -> bytes | None:
-    """What arrived, stored with its times; b"" when the server closed, None when there was nothing after
-    all."""
+    """What arrived, stored with its times; b"" when the server closed, None when there was nothing after all."""
     try:
         data, extra, _, _ = exchange.sock.recvmsg(READ_SIZE, _STAMP_SPACE)
     except BlockingIOError:

@@ -11,8 +11,7 @@ KINDS = ("fixed", "uniform", "lognormal", "mixed", "trace")
 
 
 def draw_lengths(dataset: dict, count: int, seed: int) -> tuple[np.ndarray, list[str]]:
-    """int64 (count, 2): input_len and output_len of each request, and notes of what was cut. Not for
-    traces."""
+    """int64 (count, 2): input_len and output_len of each request, and notes of what was cut. Not for traces."""
     kind = dataset.get("kind", "fixed")
     random = generator("lengths", seed)
     if kind == "fixed":
