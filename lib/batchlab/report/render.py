@@ -17,6 +17,7 @@ from batchlab import paths, plots, study
 from batchlab.errors import UsageError
 from batchlab.report import merge, summary
 from batchlab.report.execute import scenario_name
+from batchlab.report.setup import ALL_AT_ONCE
 
 TEMPLATES = Path(__file__).with_name("templates")
 META_ID = "batchlab-report"
@@ -31,7 +32,7 @@ FETCHED = {
     "object": "data",
     "embed": "src",
 }
-STANDARD = ("throughput", "grid", "latency")
+STANDARD = (*ALL_AT_ONCE, "grid", "latency")
 
 
 def render(scenario: str) -> Path:
@@ -109,11 +110,14 @@ def about(opened: study.Study, cells: pd.DataFrame) -> dict[str, Any]:
 
 
 def best_points(opened: study.Study) -> pd.DataFrame:
-    """Points of the standard sweeps (of all, where none is named so), each sweep averaged by itself."""
+    """Points of the standard sweeps together; where none is named so, of all sweeps, each averaged by itself.
+
+    (A sweep of its own may have engine options of its own, which a point's coordinates do not show.)
+    """
     names = [s.name for s in opened.scenario.sweeps]
-    chosen = [n for n in names if n in STANDARD] or names
-    frames = [plots.points(opened.frame(n)) for n in chosen]
-    together = pd.concat([f for f in frames if len(f)] or [plots.points(pd.DataFrame())], ignore_index=True)
+    standard = [opened.frame(n) for n in names if n in STANDARD]
+    frames = [pd.concat(standard)] if standard else [opened.frame(n) for n in names]
+    together = pd.concat([plots.points(frame) for frame in frames], ignore_index=True)
     return together.drop_duplicates([c for c in study.POINT if c in together])
 
 

@@ -12,6 +12,9 @@ from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table, text
 from batchlab.study import Study
 
+# Sweeps that measure the same thing by name: the crosses, and more repeats of some of their points.
+ALL_AT_ONCE = ("throughput", "repeats")
+
 
 def where(study: Study) -> Reading:
     """Whether this machine can measure the scenario, and how much there is to measure."""
