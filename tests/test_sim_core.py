@@ -103,6 +103,14 @@ def test_multi_step_plans_a_group_at_its_first_iteration():
     assert result.rows[1]["first_s"] == 6
 
 
+def test_multi_step_pays_for_a_scheduling_once_a_group():
+    host = HostOverheads(step_us=5e5)
+    result = one("vllm-v0", [(0.0, 10, 9)], options={"num_scheduler_steps": 4}, host=host)
+    assert np.diff(result.iterations["output_s"].to_numpy()).tolist() == [1.5, 1, 1, 1, 1.5, 1, 1, 1]
+    every = one("vllm-v0", [(0.0, 10, 9)], options={"async_output_proc": False}, host=host)
+    assert np.diff(every.iterations["output_s"].to_numpy()).tolist() == [1.5] * 8
+
+
 def test_gaps_between_tokens():
     result = one(
         "vllm-v1", [(0.0, 10, 4), (1.5, 30, 2)], times=HandTimes(token=0.1), options={"async_scheduling": False}

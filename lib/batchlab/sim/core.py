@@ -36,7 +36,7 @@ class StepTimes(Protocol):
 class HostOverheads:
     """Time of the host that the operator tables do not hold. All 0 means: not fitted."""
 
-    step_us: float = 0.0  # each iteration
+    step_us: float = 0.0  # each scheduling: once an iteration, or once a group of vLLM's multi-step
     token_us: float = 0.0  # each output token of an iteration
     request_us: float = 0.0  # each request, one after another, between sending and the engine's queue
 
@@ -175,7 +175,8 @@ class Simulation:
             durations = np.array([self.times.step_s([(n, before) for _, n, before in step.prefills], decodes, context)])
         else:
             durations = self.times.decode_run_s(decodes, context, steps)
-        durations += (self.host.step_us + self.host.token_us * (decodes + len(policy.joining))) * 1e-6
+        durations += self.host.token_us * 1e-6 * (decodes + len(policy.joining))
+        durations[:: step.group] += self.host.step_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
         outputs = max(self.now, self.outputs[-1]) + np.cumsum(durations)
