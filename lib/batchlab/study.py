@@ -1,5 +1,6 @@
 """What notebooks stand on: a scenario with its plan and its records, and the frame of its cells."""
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +12,14 @@ import pandas as pd
 
 from batchlab import estimate, measure, metrics, paths, plan, scenario
 from batchlab.cell import Cell
-from batchlab.errors import UsageError
+from batchlab.errors import EngineError, UsageError
 from batchlab.progress import Progress
 from batchlab.scenario import Scenario
 from batchlab.store import DamagedCell, Store
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +57,9 @@ class Study:
         *,
         engine: str | None = None,
         retry_invalid: bool = False,
-        tell: Callable[[str], None] | None = None,
+        tell: Callable[[str], None] = _say,
     ) -> measure.Outcome:
         """Measure what is missing. UsageError when this machine cannot, EngineError never: see Outcome.failures."""
-        tell = tell or (lambda line: print(line, file=sys.stderr))
         cells = [c for c in self.cells(sweep) if engine in (None, c.engine)]
         wanted = measure.missing(cells, self.store, retry_invalid=retry_invalid, tell=tell)
         if not wanted:
@@ -66,14 +70,14 @@ class Study:
         return measure.run(self.scenario, wanted, self.cells(), self.store, progress)
 
     def ensure(self, sweep: str | None = None) -> pd.DataFrame:
-        """Measure what is missing, if this machine can, and return the frame of the sweep's cells."""
+        """Measure what is missing, if this machine can, and return the frame of the sweep's cells.
+
+        EngineError, with the engine's last lines, when one could not start: what could be measured is recorded by then.
+        """
         cells = self.cells(sweep)
-        if self.can_measure() is None and measure.missing(
-            cells, self.store, tell=lambda line: print(line, file=sys.stderr)
-        ):
-            outcome = self.measure(sweep)
-            for engine, reason, tail in outcome.failures:
-                print(f"{engine}: {reason}\n{tail}", file=sys.stderr)
+        if self.can_measure() is None and measure.missing(cells, self.store, tell=_say):
+            for _, reason, tail in self.measure(sweep).failures:
+                raise EngineError(f"{reason}\n{tail}" if tail else reason, tail)
         return self.frame(sweep)
 
     def frame(self, sweep: str | None = None) -> pd.DataFrame:
@@ -144,6 +148,7 @@ def _coordinates(p: plan.Planned) -> dict[str, Any]:
         "hardware": cell.hardware,
         "evidence": "measured",
         "transport": cell.transport,
+        "engine_options": json.dumps(cell.engine_options, sort_keys=True),
         "model": cell.model,
         "dataset": p.dataset,
         "input_len": lengths["input_len"] if fixed else None,
@@ -164,6 +169,7 @@ POINT = [
     "hardware",
     "evidence",
     "transport",
+    "engine_options",
     "model",
     "dataset",
     "input_len",
