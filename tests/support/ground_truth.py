@@ -60,7 +60,9 @@ class Connection:
         now = time.monotonic_ns()
         if extra:
             seconds, ns = struct.unpack("qq", extra[0][2])
-            now = min(now, seconds * 1_000_000_000 + ns + now - time.time_ns())
+            # a reading that is interrupted between its two clocks comes out too low, so the highest of a few is right
+            offset = max(time.monotonic_ns() - time.time_ns() for _ in range(3))
+            now = min(now, seconds * 1_000_000_000 + ns + offset)
         self.held += data
         if len(self.held) < self.needed or (end := self.held.find(b"\r\n\r\n")) < 0:
             return

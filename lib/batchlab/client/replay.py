@@ -83,7 +83,7 @@ def replay(
       one connection that brings nothing, while queued or between tokens; None: no such limit.
     progress: called with (answers ended, requests) a few times a second.
 
-    An answer is kept as it came until the run ends: about half a kilobyte of memory a chunk.
+    Answers are kept as they came until the run ends: with their parsing, under a kilobyte of memory a chunk.
 
     UsageError for what a person can mend; EngineError when nobody answers at the address or a process of
     the client died. A request that fails is a row with an `error`, never an exception.

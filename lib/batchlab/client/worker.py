@@ -47,27 +47,28 @@ def work(job: Job, link: Connection) -> Result:
     offset, cpu, wall = offset_ns(), time.process_time(), time.monotonic()
     loop.run(t0_ns)
     cpu, wall = time.process_time() - cpu, time.monotonic() - wall
-    stepped = abs(offset_ns() - offset) > STEP_NS
-    lags = [_use_arrivals(exchange, offset) for exchange in exchanges if exchange.stamps and not stepped]
-    streams = [read(exchange, job.api) for exchange in exchanges]
+    use_stamps = abs(offset_ns() - offset) < STEP_NS
+    rows, lags, merged, received = [], [], 0, 0
+    for exchange in exchanges:
+        if exchange.stamps and use_stamps:
+            arrived = arrivals(exchange.times, exchange.stamps, offset)
+            lags.append(np.asarray(exchange.times, np.int64) - arrived)
+            exchange.times = arrived.tolist()
+        stream = read(exchange, job.api)
+        rows.append(row(exchange, stream, t0_ns, job.keep_chunks))
+        merged += int((np.diff(stream.times) == 0).sum())
+        received += sum(map(len, exchange.reads))
+        exchange.forget()
     return Result(
-        rows=[row(x, stream, t0_ns, job.keep_chunks) for x, stream in zip(exchanges, streams, strict=True)],
-        merged_chunks=sum(int((np.diff(stream.times) == 0).sum()) for stream in streams),
+        rows=rows,
         cpu_s=cpu,
         wall_s=wall,
         loop_lag_p99_ms=_lag_p99_ms(np.frombuffer(loop.wakes, np.int64).reshape(-1, 2)),
         receive_lag_p99_ms=float(np.percentile(np.concatenate(lags), 99)) / 1e6 if lags else None,
-        bytes=sum(len(data) for exchange in exchanges for data in exchange.reads),
+        merged_chunks=merged,
+        bytes=received,
         connections_peak=wire.peak,
     )
-
-
-def _use_arrivals(exchange: Exchange, offset: int) -> np.ndarray:
-    """Puts the kernel's times in the place of the reads' own, and returns how far these lagged (ns)."""
-    arrived = arrivals(exchange.times, exchange.stamps, offset)
-    lag = np.asarray(exchange.times, np.int64) - arrived
-    exchange.times = arrived.tolist()
-    return lag
 
 
 def _lag_p99_ms(wakes: np.ndarray) -> float:
