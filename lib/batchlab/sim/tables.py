@@ -14,7 +14,6 @@ import logging
 from bisect import bisect_right
 from functools import cache
 from importlib import metadata
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +172,6 @@ class TableTimes:
 
 
 _GRID_LIST = CONTEXT_GRID.tolist()
-assert all(a < b for a, b in pairwise(BATCH_GRID)) and all(a < b for a, b in pairwise(_GRID_LIST))
 
 
 @cache
