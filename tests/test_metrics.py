@@ -134,7 +134,22 @@ def test_batch_means_cover_the_truth_of_a_noisy_constant():
     rng = np.random.default_rng(1)
     ends = np.cumsum(rng.normal(0.01, 0.001, 4000))
     run = iterations(*[(e - 0.01, e, 8, 0, 8) for e in ends])
-    assert 0 < metrics.batch_means_ci(run) < 0.05 * 800
+    assert 0 < metrics.throughput_half(run) < 0.05 * 800
+
+
+def test_batch_means_see_the_drift_that_a_plain_error_would_not():
+    rng = np.random.default_rng(2)
+    drifting = 10.0 + np.repeat([0, 1, 0, 2, 1, 3, 0, 1], 50) + rng.normal(0, 0.1, 400)
+    plain = 1.96 * drifting.std() / math.sqrt(400)
+    assert metrics.batch_means_half(drifting) > 5 * plain
+    assert math.isnan(metrics.batch_means_half(drifting[:15]))
+
+
+def test_ttft_has_no_interval_when_all_come_at_once():
+    rows = [request(i, first=1.0 + i, last=2.0 + i) for i in range(20)]
+    assert metrics.summary(frame(*rows), NO_ITERATIONS, max_batch_size=8)["ttft_mean_half_ms"] is None
+    spread = [request(i, scheduled=i / 9, first=1.0 + i / 10, last=2.0 + i) for i in range(20)]
+    assert metrics.summary(frame(*spread), NO_ITERATIONS, max_batch_size=8)["ttft_mean_half_ms"] > 0
 
 
 def test_goodput_counts_a_missing_metric_as_a_miss():

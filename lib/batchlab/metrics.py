@@ -56,7 +56,9 @@ EXTRA_KEYS = (
     "itl_p50_ms",
     "itl_p99_ms",
     "itl_max_ms",
-    "output_throughput_ci_tok_s",
+    "output_throughput_half_tok_s",
+    "ttft_mean_half_ms",
+    "tpot_mean_half_ms",
     "tpot_engine_mean_ms",
     "ttft_sent_p50_ms",
     "iterations",
@@ -157,23 +159,30 @@ def steady_throughput_tok_s(requests: pd.DataFrame, iterations: pd.DataFrame) ->
     return float(tokens / (end - start)), end - start
 
 
-def batch_means_ci(iterations: pd.DataFrame) -> float:
-    """Half-width of a 95% interval of the steady decode throughput (tok/s) within one run, by batch means.
+def batch_means_half(values: np.ndarray) -> float:
+    """Half-width of a 95% interval of the mean of one run's values, in their order, by batch means.
 
-    Iterations of a run are correlated, so the window is cut into 8 batches and the batches' means are treated
-    as independent
-    (Law and Kelton, Simulation Modeling and Analysis, the method of batch means).
+    Neighbouring values of a run are correlated, so the run is cut into 8 batches whose means are treated as independent
+    (Law and Kelton, Simulation Modeling and Analysis, the method of batch means). NaN for fewer than 2 values a batch.
     """
+    values = values[~np.isnan(values)]
+    if len(values) < 2 * BATCHES:
+        return math.nan
+    means = np.array([batch.mean() for batch in np.array_split(values, BATCHES)])
+    return float(stdtrit(BATCHES - 1, 0.975) * means.std(ddof=1) / math.sqrt(BATCHES))
+
+
+def throughput_half(iterations: pd.DataFrame) -> float:
+    """The same for the decode throughput (tok/s) inside the steady window, over batches of equal time."""
     window = steady_window(iterations)
     if window is None:
         return math.nan
     inside = iterations[(iterations["output_s"] > window[0]) & (iterations["output_s"] <= window[1])]
     if len(inside) < 4 * BATCHES:
         return math.nan
-    edges = np.linspace(window[0], window[1], BATCHES + 1)
+    edges = np.linspace(window[0], window[1], 2 * BATCHES + 1)
     tokens, _ = np.histogram(inside["output_s"], edges, weights=inside["decode_tokens"])
-    rates = tokens / np.diff(edges)
-    return float(stdtrit(BATCHES - 1, 0.975) * rates.std(ddof=1) / math.sqrt(BATCHES))
+    return batch_means_half(tokens / np.diff(edges))
 
 
 def summary(
@@ -190,6 +199,7 @@ def summary(
     span = duration_s(requests)
     batch_mean, batch_time_mean = running_batch(iterations)
     steady, window = steady_throughput_tok_s(requests, iterations)
+    arrivals = requests["scheduled_s"].nunique()
     engine_span = requests["engine_last_s"] - requests["engine_first_s"]
     engine_tpot = 1000.0 * engine_span / (requests["tokens"] - 1).where(requests["tokens"] > 1)
     values: dict[str, Any] = {
@@ -215,7 +225,10 @@ def summary(
         "itl_p50_ms": requests.loc[good, "itl_p50_ms"].median(),
         "itl_p99_ms": requests.loc[good, "itl_p99_ms"].median(),
         "itl_max_ms": requests.loc[good, "itl_max_ms"].max(),
-        "output_throughput_ci_tok_s": batch_means_ci(iterations),
+        "output_throughput_half_tok_s": throughput_half(iterations),
+        # all at once, TTFT climbs with the queue from first to last: it has no steady mean to be unsure of
+        "ttft_mean_half_ms": batch_means_half(_in_order(ttft, requests["scheduled_s"])) if arrivals > 1 else None,
+        "tpot_mean_half_ms": batch_means_half(_in_order(tpot, requests["last_s"])),
         "tpot_engine_mean_ms": engine_tpot.where(good).mean(),
         "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
         "iterations": len(iterations),
@@ -223,6 +236,10 @@ def summary(
     for name, series in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         values |= {f"{name}_p{q}_ms": series.quantile(q / 100) for q in (50, 90, 99)}
     return {key: _plain(values[key]) for key in (*SUMMARY_KEYS, *EXTRA_KEYS)}
+
+
+def _in_order(values: pd.Series, by: pd.Series) -> np.ndarray:
+    return values.iloc[by.argsort(kind="stable")].to_numpy(float)
 
 
 def _plain(value: Any) -> Any:

@@ -180,6 +180,15 @@ POINT = [
 ]
 
 
+# a single run's figures that have an interval within the run, and the key of its half-width
+WITHIN = {
+    "output_throughput_tok_s": "output_throughput_half_tok_s",
+    "steady_throughput_tok_s": "output_throughput_half_tok_s",
+    "ttft_mean_ms": "ttft_mean_half_ms",
+    "tpot_mean_ms": "tpot_mean_half_ms",
+}
+
+
 def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """A row a point, over its repeats.
 
@@ -196,6 +205,7 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
         row = dict(zip(by, point if isinstance(point, tuple) else (point,), strict=True))
         row |= {
             "n": len(used),
+            "interval": "repeats" if len(used) > 1 else "batches",
             "valid": bool(len(good)),
             "invalid": len(group) - len(good),
             "num_requests": used["num_requests"].iloc[0],
@@ -203,6 +213,9 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
         }
         for key in figures:
             mean, low, high = metrics.interval(pd.to_numeric(used[key]).to_numpy(float))
+            if len(used) == 1 and key in WITHIN:
+                half = pd.to_numeric(used[WITHIN[key]]).iloc[0]
+                low, high = mean - half, mean + half
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}
         rows.append(row)
     return pd.DataFrame(rows)

@@ -65,8 +65,8 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
         if recorded(rows).any():
             shown.append(describe(rows, engine, evidence, transport))
     parts = list(dict.fromkeys(shown)) or ["no cell recorded yet"]
-    if "n" in frame and (frame.loc[recorded(frame), "n"] > 1).any():
-        parts.append("bars: 95% interval over repeats")
+    if "n" in frame and recorded(frame).any():
+        parts.append(_bars(frame.loc[recorded(frame), "n"]))
     done, good = recorded(frame), valid(frame)
     bad = frame[done & ~good]
     if len(bad):
@@ -78,6 +78,16 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
     if missing:
         parts.append(f"{missing} of {len(frame)} not recorded")
     return "; ".join(parts + ([note] if note else []))
+
+
+def _bars(repeats: pd.Series) -> str:
+    """What an interval is made of: repeats, or batches within the only run."""
+    if (repeats > 1).all():
+        return "bars: 95% interval over repeats"
+    within = "by batch means within the run, where it has one"
+    if (repeats > 1).any():
+        return f"bars: 95% interval over repeats, for single runs {within}"
+    return f"bars: 95% interval {within}"
 
 
 def attach(figure: Figure, frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> None:
