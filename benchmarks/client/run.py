@@ -84,6 +84,7 @@ def main() -> int:
     clients = [c for c in _clients(args) if c.name in args.clients]
     done = _recorded(args.results)
     _raise_open_files()
+    os.sched_setaffinity(0, {SERVER_CORE})  # our own work is not to disturb the client
     adopt_orphans()
     tokenizer = make_tokenizer(paths.BUILD / "bench-client-tokenizer")
     points = list(itertools.product(range(args.repeats), args.gaps, args.streams))
