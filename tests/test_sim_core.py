@@ -89,6 +89,16 @@ def test_host_overheads_a_step_a_token_and_a_request():
     assert not one("vllm-v1", [(0.0, 10, 3)]).provenance["host_overheads"]["fitted"]
 
 
+def test_messages_take_their_time_each_way():
+    host = HostOverheads(message_us=2e5)
+    result = one("vllm-v1", [(0.0, 10, 2)] * 3, host=host, concurrency=2, options={"async_scheduling": False})
+    assert (
+        seconds(result, "scheduled_s", "engine_queued_s", "engine_first_s", "first_s", "last_s")[:2]
+        == [(0, 0.2, 1.2, 1.4, 2.4)] * 2
+    )
+    assert seconds(result, "scheduled_s", "engine_queued_s")[2] == (2.4, 2.6)
+
+
 def test_swapping_takes_its_time():
     options = {"preemption_mode": "swap", "watermark": 0.0, "async_output_proc": False}
     without = one("vllm-v0", [(0.0, 16, 9)] * 2, blocks=4, options=options)

@@ -2,15 +2,19 @@
 
 import pytest
 
+from batchlab import paths
 from batchlab.errors import UsageError
-from batchlab.sim import HostOverheads, simulate
-from batchlab.sim.fitting import MeasuredCell, compare_cells, error_table, fit_host
+from batchlab.sim import HostOverheads, PowerLimit, simulate
+from batchlab.sim.fitted import fitted, fitted_constants
+from batchlab.sim.fitting import MeasuredCell, compare_cells, error_table, fit_constants
+from batchlab.sim.measured import measured_cell, simulated_engine
+from batchlab.store import Store
 from sim_driver import HandTimes
 
-TRUE = HostOverheads(step_us=900, token_us=15, request_us=400)
+TRUE = HostOverheads(step_us=900, token_us=40, request_us=400, message_us=1500)
 
 
-def cell(name, batch, rate, host=TRUE, output=40):
+def cell(name, batch, rate, host=TRUE, output=40, power=None):
     call = {
         "engine": "vllm-v1",
         "hardware": "h200_sxm",
@@ -20,7 +24,9 @@ def cell(name, batch, rate, host=TRUE, output=40):
         "max_num_tokens": 512,
         "step_times": HandTimes(base=0.004, token=1e-5, context=1e-8),
     }
-    return MeasuredCell(name, call, simulate(**call, host=host).figures())
+    return MeasuredCell(
+        name, call, simulate(**call, host=host, power=power).figures(), None if rate else host.request_us
+    )
 
 
 @pytest.fixture(scope="module")
@@ -29,10 +35,12 @@ def cells():
 
 
 def test_known_constants_are_found_again(cells):
-    fit = fit_host(cells, ["a", "b", "c"])
+    fit = fit_constants(cells, ["a", "b", "c"], power=False)
     assert fit.host.step_us == pytest.approx(TRUE.step_us, rel=0.05)
-    assert fit.host.token_us == pytest.approx(TRUE.token_us, rel=0.2)
-    assert fit.host.request_us == pytest.approx(TRUE.request_us, rel=0.25)
+    assert fit.host.token_us == pytest.approx(TRUE.token_us, rel=0.25)
+    assert fit.host.request_us == TRUE.request_us  # not fitted: the time between two requests sent
+    assert fit.host.message_us == pytest.approx(TRUE.message_us, rel=0.2)
+    assert fit.power is None
     assert (fit.fit_cells, fit.test_cells) == (["a", "b", "c"], ["d", "e"])
     assert {e["cell"] for e in fit.errors if e["fitted"]} == {"a", "b", "c"}
     for row in error_table(fit.errors):
@@ -40,8 +48,8 @@ def test_known_constants_are_found_again(cells):
 
 
 def test_fitted_on_nothing_means_no_overhead(cells):
-    fit = fit_host(cells, [])
-    assert fit.host == HostOverheads() and not fit.host.fitted
+    fit = fit_constants(cells, [])
+    assert fit.host == HostOverheads() and not fit.host.fitted and fit.power is None
     throughput = next(row for row in error_table(fit.errors) if row["figure"] == "output_throughput_tok_s")
     assert throughput["mean"] > 0.1  # too fast by the missing host time
     assert throughput["cells"] == 5 and throughput["worst"] in "abcde"
@@ -52,7 +60,7 @@ def test_constants_do_not_go_below_zero():
     for c in faster:
         c.measured["output_throughput_tok_s"] *= 1.2
         c.measured["tpot_mean_ms"] /= 1.2
-    host = fit_host(faster, ["a", "b"]).host
+    host = fit_constants(faster, ["a", "b"], power=False).host
     assert min(host.step_us, host.token_us, host.request_us) >= 0
     assert host.step_us < 1
 
@@ -63,6 +71,17 @@ def test_ttft_is_compared_at_finite_rates_only(cells):
     assert all(abs(row["error"]) < 1e-12 for row in compared)
 
 
+def test_a_power_limit_is_found_again():
+    limit = PowerLimit(tflops=150, tbytes=3)
+    limited = [
+        cell(f"{b}-{r}", b, r, output=30, power=limit) for b, r in ((2, None), (16, None), (64, None), (16, 20.0))
+    ]
+    fit = fit_constants(limited, [c.name for c in limited])
+    assert fit.power.tflops == pytest.approx(limit.tflops, rel=0.15)
+    assert fit.power.tbytes == pytest.approx(limit.tbytes, rel=0.15)
+    assert all(row["max_abs"] < 0.02 for row in error_table(fit.errors, fitted=True))
+
+
 def test_a_figure_that_was_not_measured_is_left_out():
     bare = MeasuredCell("x", cell("x", 4, None).call, {"tpot_mean_ms": 5.0, "output_throughput_tok_s": None})
     assert [row["figure"] for row in compare_cells([bare], TRUE)] == ["tpot_mean_ms"]
@@ -70,4 +89,42 @@ def test_a_figure_that_was_not_measured_is_left_out():
 
 def test_a_fit_cell_that_is_not_there(cells):
     with pytest.raises(UsageError, match="fit cell 'z' is not among the 5 cells"):
-        fit_host(cells, ["a", "z"])
+        fit_constants(cells, ["a", "z"])
+
+
+def test_the_h200_meets_its_limits_on_cells_that_nothing_was_fitted_on():
+    """The recorded cells named in fitted.json, simulated with its constants."""
+    pytest.importorskip("aiconfigurator_core")
+    entry, store = fitted("h200_sxm"), Store(paths.RESULTS / "h200_sxm")
+    assert not set(entry["fit_cells"]) & set(entry["test_cells"]) and len(entry["fit_cells"]) <= 12
+    cells = [measured_cell(store.load(cell_id)) for cell_id in entry["test_cells"]]
+    errors = compare_cells(cells, **fitted_constants("vllm-v1", "h200_sxm"))
+    table = {row["figure"]: row for row in error_table(errors)}
+    assert table["output_throughput_tok_s"]["cells"] >= 90
+    for figure, mean in (("output_throughput_tok_s", 0.03), ("tpot_mean_ms", 0.04), ("running_batch_mean", 0.01)):
+        assert table[figure]["mean_abs"] <= mean, table[figure]
+        assert table[figure]["max_abs"] <= 0.08, table[figure]
+    assert table["ttft_mean_ms"]["mean_abs"] <= 0.10
+
+
+def test_the_batch_runs_as_measured_without_any_fit():
+    """The schedulers agree: with all requests at once, the running batch is right to 1% in every cell."""
+    pytest.importorskip("aiconfigurator_core")
+    entry, store = fitted("h200_sxm"), Store(paths.RESULTS / "h200_sxm")
+    cells = [measured_cell(store.load(cell_id)) for cell_id in entry["test_cells"]]
+    errors = compare_cells([c for c in cells if not c.finite_rate], HostOverheads())
+    running = next(row for row in error_table(errors) if row["figure"] == "running_batch_mean")
+    assert running["cells"] >= 70 and running["max_abs"] < 0.01
+
+
+def test_fitted_constants_go_where_they_belong():
+    own = fitted_constants("vllm-v1", "h200_sxm")
+    assert own["host"].fitted and own["power"].tflops > 100
+    assert set(fitted_constants("tensorrt-llm", "h200_sxm")) == {"power"}
+    assert fitted_constants("vllm-v1", "h200_sxm", "fp8") == {} == fitted_constants("vllm-v1", "a100_sxm")
+
+
+def test_an_engine_that_no_policy_stands_for():
+    assert simulated_engine("vllm", "0.6.2") == "vllm-v0" and simulated_engine("vllm", "0.26.0") == "vllm-v1"
+    with pytest.raises(UsageError, match="no policy stands for engine 'lmdeploy'; there is one for: vllm"):
+        simulated_engine("lmdeploy", "1.0")

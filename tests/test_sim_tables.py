@@ -9,6 +9,7 @@ from batchlab.errors import UsageError
 from batchlab.sim.hardware import load_card
 from batchlab.sim.memory import QUANTIZATIONS
 from batchlab.sim.models import load_model
+from batchlab.sim.power import PowerLimit, PowerLimited
 from batchlab.sim.roofline import RooflineTimes
 from batchlab.sim.tables import BATCH_GRID, CONTEXT_GRID, table_times
 
@@ -131,3 +132,21 @@ def test_the_stand_ins_runs_are_its_steps():
     np.testing.assert_allclose(run, [roofline.step_s([], 20, 20 * (100 + i)) for i in range(50)], rtol=1e-12)
     two = RooflineTimes(LLAMA, load_card("a10g"), NONE, 2)
     assert two.step_s([(512, 0)], 4, 400) < roofline.step_s([(512, 0)], 4, 400)
+
+
+def test_a_power_limit_slows_and_never_quickens(times):
+    limit = PowerLimit(tflops=250, tbytes=2)
+    limited = PowerLimited(times, limit, LLAMA, NONE, 1)
+    for step in (([], 1, 100), ([], 256, 256 * 500), ([(4096, 0)], 0, 0), ([(512, 512)], 64, 64 * 900)):
+        assert limited.step_s(*step) >= times.step_s(*step)
+    # by hand: 4,096 tokens through 6.98e9 parameters, one output layer, and half of 4,096 x 4,096 pairs of attention
+    operations = 2 * LLAMA.layer_params * 4096 + 2 * 128256 * 4096 + 4 * 32 * 4096 * 4096**2 / 2
+    by_hand = operations / 250e12 + LLAMA.weight_bytes(2) / 2e12
+    assert limited.step_s([(4096, 0)], 0, 0) == pytest.approx(max(by_hand, times.step_s([(4096, 0)], 0, 0)))
+    np.testing.assert_allclose(
+        limited.decode_run_s(200, 200 * 300, 40),
+        [limited.step_s([], 200, 200 * (300 + i)) for i in range(40)],
+        rtol=1e-9,
+    )
+    assert limited.provenance["power_limit"]["tflops"] == 250
+    assert limited.provenance["package"] == "aiconfigurator-core"

@@ -3,6 +3,7 @@
 from batchlab.sim.api import simulate
 from batchlab.sim.core import HostOverheads
 from batchlab.sim.policies import POLICIES
+from batchlab.sim.power import PowerLimit
 from batchlab.sim.result import SimResult
 
-__all__ = ["POLICIES", "HostOverheads", "SimResult", "simulate"]
+__all__ = ["POLICIES", "HostOverheads", "PowerLimit", "SimResult", "simulate"]

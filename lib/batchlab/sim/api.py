@@ -1,6 +1,7 @@
 """`simulate`: one cell, from names to records."""
 
 from collections.abc import Sequence as Items
+from dataclasses import asdict
 from typing import Any
 
 from batchlab import __version__
@@ -11,6 +12,7 @@ from batchlab.sim.memory import Quantization, kv_blocks, load_quantization
 from batchlab.sim.models import ModelShape, load_model
 from batchlab.sim.policies import POLICIES, Limits
 from batchlab.sim.policies.base import checked_options
+from batchlab.sim.power import PowerLimit, PowerLimited
 from batchlab.sim.result import SimResult, iteration_table, request_rows
 from batchlab.sim.roofline import RooflineTimes
 from batchlab.sim.state import Sequence
@@ -37,6 +39,7 @@ def simulate(
     kernels: str | None = None,
     step_times: str | StepTimes = "auto",
     host: HostOverheads | None = None,
+    power: PowerLimit | None = None,
     keep_chunks: bool = False,
 ) -> SimResult:
     """Simulate one engine on one workload.
@@ -58,6 +61,7 @@ def simulate(
         step_times: tables (measured operators), roofline, auto (tables where the card has them), or an object with the
             methods of `core.StepTimes`.
         host: the host's own time; without, none.
+        power: what the card sustains at its power limit; without, no limit.
         keep_chunks: also write each token's time into the rows.
 
     Returns the rows and the iterations of `batchlab.records`, and the provenance. Deterministic: equal arguments,
@@ -75,6 +79,8 @@ def simulate(
     limits = Limits(max_batch_size, max_num_tokens)
     blocks, memory_how = kv_blocks(policy_type, shape, card, quant, tp, limits, memory)
     times = _step_times(step_times, shape, card, kernels or policy_type.kernels, quant, tp)
+    if power:
+        times = PowerLimited(times, power, shape, quant, tp)
     host = host or HostOverheads()
     run = _Workload(requests, concurrency)
     simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up)
@@ -92,14 +98,9 @@ def simulate(
         "limits": {"max_batch_size": max_batch_size, "max_num_tokens": max_num_tokens},
         "kv": memory_how,
         "step_times": getattr(times, "provenance", {"kind": type(times).__name__}),
-        "host_overheads": {
-            "step_us": host.step_us,
-            "token_us": host.token_us,
-            "request_us": host.request_us,
-            "fitted": host.fitted,
-        },
+        "host_overheads": {**asdict(host), "fitted": host.fitted},
     }
-    rows = request_rows(trace, run.sent, keep_chunks=keep_chunks)
+    rows = request_rows(trace, run.sent, message_s=host.message_us * 1e-6, keep_chunks=keep_chunks)
     return SimResult(rows, iteration_table(trace, limits), provenance)
 
 

@@ -38,11 +38,12 @@ class HostOverheads:
 
     step_us: float = 0.0  # each scheduling: once an iteration, or once a group of vLLM's multi-step
     token_us: float = 0.0  # each output token of an iteration
-    request_us: float = 0.0  # each request, one after another, between sending and the engine's queue
+    request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
+    message_us: float = 0.0  # each way between client and engine, all requests at the same time
 
     @property
     def fitted(self) -> bool:
-        return any((self.step_us, self.token_us, self.request_us))
+        return any((self.step_us, self.token_us, self.request_us, self.message_us))
 
 
 @dataclass(slots=True)
@@ -136,7 +137,7 @@ class Simulation:
     def _pass_front_end(self) -> None:
         at, _, seq = heapq.heappop(self.events)
         self.frontend_s = max(self.frontend_s, at) + self.host.request_us * 1e-6
-        seq.queued_s = self.frontend_s
+        seq.queued_s = self.frontend_s + self.host.message_us * 1e-6
         seq.error = self.policy.refusal(seq)
         self.queue.append(seq)
 
@@ -159,7 +160,7 @@ class Simulation:
                 self.policy.retire(seq)
 
     def _follow(self, seq: Sequence, end_s: float) -> None:
-        if self.follow_up and (following := self.follow_up(seq, end_s)):
+        if self.follow_up and (following := self.follow_up(seq, end_s + self.host.message_us * 1e-6)):
             heapq.heappush(self.events, (following[0], following[1].index, following[1]))
 
     # -- iterations ---------------------------------------------------------------------------------------------------

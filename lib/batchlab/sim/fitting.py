@@ -1,7 +1,8 @@
-"""The host's own time, fitted on a few measured cells and tested on the others.
+"""The machine's own constants, fitted on a few measured cells and tested on the others.
 
-Which cells are for fitting is the caller's list, and stays in the result. Nothing but the three constants of
-`HostOverheads` is fitted: operator times and the policies are as they are.
+Which cells are for fitting is the caller's list, and stays in the result. Fitted are the host's time
+(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): six numbers, five of them fitted.
+Operator times and the policies are as they are.
 """
 
 from collections.abc import Sequence as Items
@@ -14,6 +15,7 @@ from scipy.optimize import least_squares
 from batchlab.errors import UsageError
 from batchlab.sim.api import simulate
 from batchlab.sim.core import HostOverheads
+from batchlab.sim.power import PowerLimit
 
 COMPARED = ("output_throughput_tok_s", "tpot_mean_ms", "ttft_mean_ms", "running_batch_mean")
 
@@ -27,6 +29,7 @@ class MeasuredCell:
     name: str
     call: dict[str, Any]
     measured: dict[str, float | None]
+    request_us: float | None = None  # between one request sent and the next, where all were sent at once
 
     @property
     def finite_rate(self) -> bool:
@@ -37,42 +40,62 @@ class MeasuredCell:
 
 
 @dataclass(frozen=True, slots=True)
-class HostFit:
+class Fit:
     """The constants, the cells they were fitted on, those left for testing, and every cell's errors."""
 
     host: HostOverheads
+    power: PowerLimit | None
     fit_cells: list[str]
     test_cells: list[str]
     errors: list[dict[str, Any]]  # see `compare_cells`
 
 
-def fit_host(cells: Items[MeasuredCell], fit_cells: Items[str]) -> HostFit:
-    """Fit step_us, token_us and request_us (none below 0) on the named cells.
+# Where the search starts, and its scale: step, token and message in us; seconds for 10^12 operations and bytes.
+_START = (200.0, 2.0, 1000.0, 1 / 600, 1 / 4.5)
 
-    Least squares over the logarithms of simulated over measured throughput and TPOT, and of TTFT at finite rates.
-    With an empty list nothing is fitted and all three stay 0. Raises UsageError when a name is not among the cells.
+
+def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: bool = True) -> Fit:
+    """Fit step_us, token_us and message_us, and the card's two constants unless `power` is false, on the named cells.
+
+    Least squares over the logarithms of simulated over measured throughput and TPOT, and of TTFT at finite rates; no
+    constant falls below 0. request_us is not fitted: it is the median, over the fit cells, of the time between one
+    request sent and the next. With an empty list nothing is fitted: no host time, no power limit. Raises UsageError
+    when a name is not among the cells.
     """
     by_name = {cell.name: cell for cell in cells}
     if missing := [name for name in fit_cells if name not in by_name]:
         raise UsageError(f"fit cell '{missing[0]}' is not among the {len(by_name)} cells")
     chosen = [by_name[name] for name in fit_cells]
-    host = HostOverheads()
+    host, limit = HostOverheads(), None
     if chosen:
-
-        def residuals(constants: np.ndarray) -> np.ndarray:
-            trial = HostOverheads(*constants)
-            return np.array([r for cell in chosen for r in _log_ratios(cell, trial)])
-
-        # a difference of 20 us moves a cell by more than its rounding to whole iterations
+        seen = [cell.request_us for cell in chosen if cell.request_us is not None]
+        request_us = float(np.median(seen)) if seen else 0.0
+        start = np.array(_START if power else _START[:3])
+        # differences of a tenth move a cell by more than its rounding to whole iterations
         found = least_squares(
-            residuals, x0=(100.0, 1.0, 100.0), bounds=(0, np.inf), x_scale=(100.0, 1.0, 100.0), diff_step=0.2
+            lambda values: np.array([r for cell in chosen for r in _log_ratios(cell, *_constants(values, request_us))]),
+            x0=start,
+            bounds=(0, np.inf),
+            x_scale=start,
+            diff_step=0.1,
+            max_nfev=20,
         )
-        host = HostOverheads(*(round(float(v), 3) for v in found.x))
+        host, limit = _constants(found.x, request_us)
     tested = [name for name in by_name if name not in set(fit_cells)]
-    return HostFit(host, list(fit_cells), tested, compare_cells(cells, host, fit_cells))
+    return Fit(host, limit, list(fit_cells), tested, compare_cells(cells, host, limit, fit_cells))
 
 
-def compare_cells(cells: Items[MeasuredCell], host: HostOverheads, fit_cells: Items[str] = ()) -> list[dict[str, Any]]:
+def _constants(values: np.ndarray, request_us: float) -> tuple[HostOverheads, PowerLimit | None]:
+    step_us, token_us, message_us = (round(float(v), 3) for v in values[:3])
+    host = HostOverheads(step_us, token_us, round(request_us, 3), message_us)
+    if len(values) == 3:
+        return host, None
+    return host, PowerLimit(*(round(1 / max(float(v), 1e-6), 4) for v in values[3:]))
+
+
+def compare_cells(
+    cells: Items[MeasuredCell], host: HostOverheads, power: PowerLimit | None = None, fit_cells: Items[str] = ()
+) -> list[dict[str, Any]]:
     """A row a cell and figure: cell, fitted (whether the cell was fitted on), figure, measured, simulated, error
     (relative).
 
@@ -80,7 +103,7 @@ def compare_cells(cells: Items[MeasuredCell], host: HostOverheads, fit_cells: It
     """
     rows = []
     for cell in cells:
-        figures = simulate(**cell.call, host=host).figures()
+        figures = simulate(**cell.call, host=host, power=power).figures()
         for key in COMPARED:
             measured, simulated = cell.measured.get(key), figures[key]
             if not measured or simulated is None or (key == "ttft_mean_ms" and not cell.finite_rate):
@@ -120,7 +143,7 @@ def error_table(errors: list[dict[str, Any]], *, fitted: bool = False) -> list[d
     return table
 
 
-def _log_ratios(cell: MeasuredCell, host: HostOverheads) -> list[float]:
-    figures = simulate(**cell.call, host=host).figures()
+def _log_ratios(cell: MeasuredCell, host: HostOverheads, power: PowerLimit | None) -> list[float]:
+    figures = simulate(**cell.call, host=host, power=power).figures()
     keys = ["output_throughput_tok_s", "tpot_mean_ms", *(["ttft_mean_ms"] if cell.finite_rate else [])]
     return [float(np.log(figures[key] / cell.measured[key])) for key in keys if cell.measured.get(key) and figures[key]]

@@ -71,14 +71,20 @@ def iteration_table(trace: Trace, limits: Limits) -> pa.Table:
     return pa.Table.from_arrays(arrays, schema=records.ITERATIONS)
 
 
-def request_rows(trace: Trace, sequences: list[tuple[float, Sequence]], *, keep_chunks: bool) -> list[dict[str, Any]]:
-    """A row a request, in the order of its index. `sequences` holds (scheduled time, sequence)."""
+def request_rows(
+    trace: Trace, sequences: list[tuple[float, Sequence]], *, message_s: float, keep_chunks: bool
+) -> list[dict[str, Any]]:
+    """A row a request, in the order of its index. `sequences` holds (scheduled time, sequence).
+
+    The client sees each token `message_s` after the engine gave it.
+    """
     outputs = trace.column("output_s")
     ticks = outputs[trace.column("decode_tokens") > 0] if trace.iterations else outputs
     gaps = _gap_statistics([s for _, s in sequences], outputs, ticks)
     rows = []
     for scheduled_s, seq in sorted(sequences, key=lambda pair: pair[1].index):
-        first_s, last_s = _ends(seq, outputs, ticks)
+        engine_first_s, engine_last_s = _ends(seq, outputs, ticks)
+        first_s, last_s = (None if t is None else t + message_s for t in (engine_first_s, engine_last_s))
         done = seq.error is None
         p50, p99, most = gaps.get(seq.index, (None, None, None))
         row = {
@@ -89,7 +95,7 @@ def request_rows(trace: Trace, sequences: list[tuple[float, Sequence]], *, keep_
             "sent_s": scheduled_s,
             "first_s": first_s,
             "last_s": last_s,
-            "end_s": last_s if done else seq.queued_s,
+            "end_s": last_s if done else seq.queued_s + message_s,
             "tokens": seq.produced,
             "first_tokens": int(seq.produced > 0),
             "chunks": seq.produced,
@@ -101,8 +107,8 @@ def request_rows(trace: Trace, sequences: list[tuple[float, Sequence]], *, keep_
             "itl_p99_ms": p99,
             "itl_max_ms": most,
             "engine_queued_s": seq.queued_s,
-            "engine_first_s": first_s,
-            "engine_last_s": last_s,
+            "engine_first_s": engine_first_s,
+            "engine_last_s": engine_last_s,
             "cached_tokens": 0,
             "preemptions": seq.preemptions,
             "chunk_us": None,

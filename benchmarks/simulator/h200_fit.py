@@ -1,0 +1,83 @@
+"""Fit the H200's constants on ten of its measured cells, and test them on all others.
+
+    python benchmarks/simulator/h200_fit.py [--write]
+
+The cells are those recorded in data/results/h200_sxm (vLLM, in process). With --write the constants, the fit cells
+and the errors go to lib/batchlab/sim/fitted.json, where `fitted_constants` finds them. Prints errors without and
+with the fit.
+"""
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+
+from batchlab import paths
+from batchlab.sim.core import HostOverheads
+from batchlab.sim.fitted import FILE
+from batchlab.sim.fitting import MeasuredCell, compare_cells, error_table, fit_constants
+from batchlab.sim.measured import measured_cell
+from batchlab.store import Store
+
+HARDWARE = "h200_sxm"
+# (dataset, max_batch_size, max_num_tokens, request rate): small and large batches, narrow and wide steps, both datasets
+# once at a finite rate
+FIT_ON = {
+    *((d, b, t, None) for d in ((768, 128), (128, 768)) for b, t in ((8, 8192), (64, 4096), (256, 8192), (512, 1024))),
+    *((d, 64, 8192, 4.0) for d in ((768, 128), (128, 768))),
+}
+
+
+def cells() -> tuple[list[MeasuredCell], list[str]]:
+    """Every valid recorded in-process cell whose KV memory is the engine's own, and the names of those to fit on:
+    the first seed.
+    """
+    store = Store(paths.RESULTS / HARDWARE)
+    made, chosen = [], []
+    for cell_id in sorted(store.ids()):
+        recorded = store.load(cell_id)
+        cell = recorded.meta["cell"]
+        if recorded.meta["invalid_reasons"] or cell["transport"] != "inprocess" or cell["dataset"]["kind"] != "fixed":
+            continue
+        made.append(measured_cell(recorded))
+        lengths = (cell["dataset"]["input_len"], cell["dataset"]["output_len"])
+        if (
+            cell["seed"] == 0
+            and (lengths, cell["max_batch_size"], cell["max_num_tokens"], cell["request_rate"]) in FIT_ON
+        ):
+            chosen.append(cell_id)
+    return made, chosen
+
+
+def show(title: str, table: list[dict]) -> None:
+    print(title)
+    for row in table:
+        errors = f"mean error {row['mean_abs']:6.2%}, largest {row['max_abs']:6.2%} ({row['worst']})"
+        print(f"  {row['figure']:26} {row['cells']:4} cells: {errors}, signed {row['mean']:+.2%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    made, chosen = cells()
+    show("nothing fitted", error_table(compare_cells(made, HostOverheads())))
+    fit = fit_constants(made, chosen)
+    print(f"{len(chosen)} fit cells, {len(fit.test_cells)} test cells\n{fit.host}\n{fit.power}")
+    show("fit cells", error_table(fit.errors, fitted=True))
+    show("test cells", error_table(fit.errors))
+    if args.write:
+        entry = {
+            "engine": "vllm-v1",
+            "quantization": "none",
+            "host": asdict(fit.host),
+            "power": asdict(fit.power),
+            "fit_cells": fit.fit_cells,
+            "test_cells": fit.test_cells,
+            "test_errors": error_table(fit.errors),
+        }
+        FILE.write_text(json.dumps({HARDWARE: entry}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""A card at its power limit: what it sustains is less than what its operators reach one by one.
+
+Operator times are measured briefly, at full clock. Under a steady load of large batches a card meets its power
+limit and lowers its clock (an H200 from 1,980 to 1,500 MHz), and an iteration takes as long as its energy allows:
+each operation and each byte moved costs a share of what the limit leaves above idle. Two constants say how much.
+They belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them no limit is
+simulated.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from batchlab.sim.core import StepTimes
+from batchlab.sim.memory import Quantization
+from batchlab.sim.models import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class PowerLimit:
+    """What a card sustains: so much arithmetic with no byte moved, so many bytes with no arithmetic, or a mixture
+    in proportion.
+    """
+
+    tflops: float  # 10^12 operations/s
+    tbytes: float  # 10^12 bytes/s of device memory
+
+    def seconds(self, operations: float, moved_bytes: float | np.ndarray) -> float | np.ndarray:
+        return operations / (self.tflops * 1e12) + moved_bytes / (self.tbytes * 1e12)
+
+
+class PowerLimited:
+    """Step times that no iteration can undercut for want of power. Wraps other step times."""
+
+    def __init__(
+        self, times: StepTimes, limit: PowerLimit, model: ModelShape, quantization: Quantization, tp: int
+    ) -> None:
+        self.times, self.limit = times, limit
+        self._model, self._tp = model, tp
+        self._kv = model.kv_bytes_per_token(quantization.kv_bytes, tp)
+        self._weights = model.weight_bytes(quantization.weight_bytes, tp)
+
+    @property
+    def provenance(self) -> dict[str, Any]:
+        inner = getattr(self.times, "provenance", {"kind": type(self.times).__name__})
+        return {**inner, "power_limit": {"tflops": self.limit.tflops, "tbytes": self.limit.tbytes, "fitted": True}}
+
+    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
+        tokens = decodes + sum(n for n, _ in prefills)
+        pairs = context_tokens + sum(n * before + n * n / 2 for n, before in prefills)
+        read = context_tokens + sum(before for _, before in prefills)
+        limit_s = self.limit.seconds(self._operations(tokens, decodes + len(prefills), pairs), self._bytes(read))
+        return max(self.times.step_s(prefills, decodes, context_tokens), limit_s)
+
+    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+        contexts = context_tokens + decodes * np.arange(steps)
+        limit_s = self.limit.seconds(self._operations(decodes, decodes, contexts), self._bytes(contexts))
+        return np.maximum(self.times.decode_run_s(decodes, context_tokens, steps), limit_s)
+
+    def swap_s(self, tokens: int) -> float:
+        return self.times.swap_s(tokens)
+
+    def _operations(self, tokens: int, requests: int, pairs: float | np.ndarray) -> float | np.ndarray:
+        model = self._model
+        linear = model.layer_params * tokens + model.vocab * model.hidden * requests
+        return (2 * linear + 4 * model.layers * model.heads * model.head_dim * pairs) / self._tp
+
+    def _bytes(self, context_tokens: float | np.ndarray) -> float | np.ndarray:
+        return self._weights + self._kv * context_tokens
