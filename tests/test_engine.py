@@ -26,8 +26,7 @@ title: end to end
 hardware: cpu
 model: tiny-llama
 engines:
-  vllm: {version: "0.32.0", max_model_len: 128, kv_cache_gib: 1, dtype: float32,
-         env: {VLLM_CPU_NUM_OF_RESERVED_CPU: "1"}}
+  vllm: {version: "0.32.0", max_model_len: 128, kv_cache_gib: 1, dtype: float32}
 datasets:
   short: {input_len: 24, output_len: 16}
 defaults: {max_batch_size: 8, max_num_tokens: 64}

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pandas as pd
 import pytest
-from test_store import CELLS, META, tables
 
 from batchlab import metrics, plan, scenario, study
 from batchlab.errors import UsageError
 from batchlab.store import Store
 from batchlab.study import Study
+from test_store import CELLS, META, tables
 
 PROVENANCE = {
     "machine": {"name": "a machine"},

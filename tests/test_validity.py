@@ -90,6 +90,13 @@ def test_a_client_at_its_limit():
     assert any("busy 97%" in r for r in reasons(good(), client={"cpu_share_max": 0.97}))
 
 
+def test_a_client_that_read_too_late_to_time_the_tokens():
+    late = {"cpu_share_max": 0.2, "merged_share": 0.4, "receive_lag_p99_ms": 250.0}
+    assert any("read 40% of the chunks too late" in r for r in reasons(good(), client=late))
+    engine_merges = late | {"receive_lag_p99_ms": 0.3}
+    assert reasons(good(), client=engine_merges) == []
+
+
 def test_achieved_rate_below_the_asked_one():  # vllm 21104, guidellm 93
     cell = dataclasses.replace(CELL, request_rate=4.0)
     rows = [

@@ -16,6 +16,7 @@ LATE_P99_MS = 50.0  # finite rates: sent - scheduled
 CLIENT_TPOT_ERROR = 0.05  # mean TPOT of client against engine
 CLIENT_LAG_SHARE = 0.25  # p99 of the client's lag behind the engine, in mean TPOTs,
 CLIENT_LAG_MS = 50.0  # or this
+MERGED_SHARE = 0.05  # of the chunks, read together with a later one, so that their own time is lost
 CPU_SHARE = 0.9  # of one core, the busiest client process
 
 
@@ -95,6 +96,11 @@ def _client(r: pd.DataFrame, client: dict[str, Any]) -> Iterator[str]:
     share = client.get("cpu_share_max")
     if share is not None and share > CPU_SHARE:
         yield f"a client process was busy {100 * share:.0f}% of the time (limit {100 * CPU_SHARE:.0f}%)"
+    merged, lag_ms = client.get("merged_share") or 0.0, client.get("receive_lag_p99_ms")
+    # an engine may send tokens together too: only a client that reads later than a token takes is to blame
+    if merged > MERGED_SHARE and (lag_ms is None or lag_ms > metrics.tpot_ms(r).mean()):
+        share = f"{100 * merged:.0f}%"
+        yield f"the client read {share} of the chunks too late to time them (limit {100 * MERGED_SHARE:.0f}%)"
 
 
 def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame) -> Iterator[str]:

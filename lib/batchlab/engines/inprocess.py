@@ -4,11 +4,9 @@ import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 
-import numpy as np
-
 from batchlab.client import Replay
-from batchlab.client.rows import _chunks, _gaps
-from batchlab.workload import Request, Workload
+from batchlab.client.rows import request_row
+from batchlab.workload import Workload
 
 
 def replay(
@@ -38,41 +36,10 @@ def replay(
             break
     (result,) = content
     by_index = {r.index: r for r in workload.requests}
-    rows = [_row(by_index[raw["index"]], raw, result["t0_ns"], keep_chunks) for raw in result["requests"]]
+    rows = [
+        request_row(by_index[raw["index"]], raw, result["t0_ns"], keep_chunks=keep_chunks) for raw in result["requests"]
+    ]
     return Replay(result["t0_ns"], rows, _check(result, rows))
-
-
-def _row(request: Request, raw: dict, t0_ns: int, keep_chunks: bool) -> dict:
-    """The client's columns of REQUESTS; what failed has null times, as over HTTP."""
-    times = np.array([at for at, _ in raw["chunks"]], np.int64)
-    counts = np.array([tokens for _, tokens in raw["chunks"]], np.int64)
-    error = raw["error"] or (None if len(times) else "the engine ended the request without a token")
-    ok = error is None
-
-    def seconds(at_ns: int) -> float:
-        return (int(at_ns) - t0_ns) / 1e9
-
-    return (
-        {
-            "index": request.index,
-            "input_len": len(request.prompt_ids),
-            "output_len": request.output_len,
-            "scheduled_s": seconds(raw["scheduled_ns"]),
-            "sent_s": seconds(raw["sent_ns"]),
-            "first_s": seconds(times[0]) if ok else None,
-            "last_s": seconds(times[-1]) if ok else None,
-            "end_s": seconds(raw["end_ns"]) if ok else None,
-            "tokens": int(counts.sum()),
-            "first_tokens": int(counts[0]) if len(counts) else 0,
-            "chunks": len(counts),
-            "prompt_tokens": raw["prompt_tokens"],
-            "finish_reason": raw["finish_reason"],
-            "error": error,
-            "count_source": "token_ids",
-        }
-        | _gaps(times, counts, ok)
-        | _chunks(times, counts, ok and keep_chunks)
-    )
 
 
 def _check(result: dict, rows: list[dict]) -> dict:

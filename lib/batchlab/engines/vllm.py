@@ -1,6 +1,7 @@
 """vLLM, CPU and CUDA builds, over HTTP or in process."""
 
 import json
+import os
 import secrets
 import shutil
 import tempfile
@@ -147,7 +148,13 @@ class VllmEngine:
             if "kv_cache_gib" in self.options
             else {}
         )
-        return {"VLLM_TARGET_DEVICE": "cpu", **space}
+        # A core (an eighth of many) stays with the server and the client, whom the engine's spinning would hold up.
+        cores = sorted(os.sched_getaffinity(0))
+        if len(cores) == 1:
+            return space
+        reserved = max(1, len(cores) // 8)
+        engine_cores = ",".join(str(core) for core in cores[: len(cores) - reserved])
+        return {**space, "VLLM_CPU_NUM_OF_RESERVED_CPU": str(reserved), "BATCHLAB_CORES": engine_cores}
 
     # measuring -----------------------------------------------------------------------------------------------------
     def reconfigure(self, limits: Limits) -> None:

@@ -5,6 +5,7 @@ vLLM's command line (`--scheduler-cls batchlab.engines.vllm_trace.TracingSchedul
 
 BATCHLAB_TRACE    file that gets a line an event (see below), appended by one `write` each
 BATCHLAB_CONTROL  JSON file {"max_batch_size": B, "max_num_tokens": T}, read whenever it changes
+BATCHLAB_CORES    optional: the cores, comma separated, that this process's scheduling loop is bound to
 
 Lines, comma separated; times are time.monotonic_ns():
 L,time,max_batch_size,max_num_tokens                     new limits are in force
@@ -43,6 +44,12 @@ class TracingScheduler(AsyncScheduler):
         self._first_ns = {}
         self._cached = {}
         self._read_control()
+        cores = os.environ.get("BATCHLAB_CORES")
+        if cores:
+            # The loop waits for the CPU worker by spinning on sched_yield(). On a core shared with the server and the
+            # client that starves both for seconds (seen on Linux 6.18); beside the worker, for which it waits, it
+            # starves nobody.
+            os.sched_setaffinity(0, {int(core) for core in cores.split(",")})
 
     # limits ------------------------------------------------------------------------------------------------------
     def _read_control(self):
