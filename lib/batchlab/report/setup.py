@@ -21,7 +21,8 @@ def where(study: Study) -> Reading:
     cells = study.cells()
     absent = measure.missing(cells, study.store)
     sentences = [
-        f"{len(cells)} cells are planned, {len(cells) - len(absent)} recorded, {len(absent)} missing."
+        f"{len(cells)} cells are planned. When this notebook began, {len(cells) - len(absent)} were recorded and "
+        f"{len(absent)} missing."
     ]
     if absent:
         reason = (study.can_measure() or "").replace(f"{paths.ROOT}/", "")
@@ -85,9 +86,8 @@ def sweeps(study: Study) -> Table:
                 "max_num_tokens": values(mine["max_num_tokens"]),
                 "request rate": ", ".join(text("request_rate", rate) for rate in sweep.request_rate),
                 "cells": len(mine),
-                "valid": int(valid(mine).sum()),
-                "missing": len(absent),
-                "estimated": clock(study, absent) if absent else "–",
+                "missing at the start": len(absent),
+                "time for them": clock(study, absent) if absent else "–",
             }
         )
     return table(pd.DataFrame(rows))
