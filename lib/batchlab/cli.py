@@ -5,7 +5,7 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pandas as pd
 
@@ -51,10 +51,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
+class _Parser(argparse.ArgumentParser):
+    """One line for a wrong flag, without the usage in front of it. Subcommands inherit it."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"{self.prog}: {message} (see {self.prog} --help)", file=sys.stderr)
+        raise SystemExit(2)
+
+
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(
-        prog="batchlab", description="Reruns the studies of batching in LLM serving, cell by cell."
-    )
+    top = _Parser(prog="batchlab", description="Reruns the studies of batching in LLM serving, cell by cell.")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
     doctor = commands.add_parser("doctor", help="what this machine can run, what is missing and how to get it")

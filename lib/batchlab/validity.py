@@ -17,6 +17,7 @@ CLIENT_TPOT_ERROR = 0.05  # mean TPOT of client against engine
 CLIENT_LAG_SHARE = 0.25  # p99 of the client's lag behind the engine, in mean TPOTs,
 CLIENT_LAG_MS = 50.0  # or this
 MERGED_SHARE = 0.05  # of the chunks, read together with a later one, so that their own time is lost
+READ_LATE_MS = 5.0  # and later than this, and than a mean TPOT, after they had come in
 CPU_SHARE = 0.9  # of one core, the busiest client process
 
 
@@ -98,7 +99,8 @@ def _client(r: pd.DataFrame, client: dict[str, Any]) -> Iterator[str]:
         yield f"a client process was busy {100 * share:.0f}% of the time (limit {100 * CPU_SHARE:.0f}%)"
     merged, lag_ms = client.get("merged_share") or 0.0, client.get("receive_lag_p99_ms")
     # an engine may send tokens together too: only a client that reads later than a token takes is to blame
-    if merged > MERGED_SHARE and (lag_ms is None or lag_ms > metrics.tpot_ms(r).mean()):
+    late_ms = max(READ_LATE_MS, metrics.tpot_ms(r).mean())
+    if merged > MERGED_SHARE and (lag_ms is None or lag_ms > late_ms):
         share = f"{100 * merged:.0f}%"
         yield f"the client read {share} of the chunks too late to time them (limit {100 * MERGED_SHARE:.0f}%)"
 
