@@ -160,3 +160,22 @@ def test_summary_of_recorded_cells_is_json(capsys):
     rows = json.loads(capsys.readouterr().out)
     assert len(rows) == 24 and {r["hardware"] for r in rows} == {"h200_sxm"}
     assert all(r["request_rate"] == "inf" and math.isfinite(r["output_throughput_tok_s"]) for r in rows)
+
+
+SIMULATE = ["simulate", "--engine", "vllm-v1", "--hardware", "h200_sxm", "--model", "llama-3-8b", "--input-len", "128",
+            "--output-len", "64", "--num-requests", "16", "--request-rate", "inf", "--max-batch-size", "8",
+            "--max-num-tokens", "2048"]  # fmt: skip
+
+
+def test_simulate_prints_one_object_with_every_key(capsys):
+    assert main([*SIMULATE, "--json"]) == 0
+    printed = capsys.readouterr()
+    summary = json.loads(printed.out)
+    assert set(metrics.SUMMARY_KEYS) <= set(summary) and summary["completed"] == 16
+    assert summary["running_batch_mean"] <= 8 and "simulated, not measured" in printed.err
+
+
+def test_simulate_lists_the_cards_that_there_are(capsys):
+    assert main([word if word != "h200_sxm" else "h300" for word in SIMULATE]) == 2
+    err = capsys.readouterr().err
+    assert "h300" in err and "h200_sxm" in err and err.strip().count("\n") == 0

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from batchlab import estimate, measure, metrics, replay_command
+from batchlab import estimate, measure, metrics, replay_command, simulate_command
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
 
@@ -84,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
             command.add_argument("--json", action="store_true", help="a JSON list instead of a table")
 
     replay_command.add_parser(commands)
+    simulate_command.add_parser(commands)
     return top
 
 

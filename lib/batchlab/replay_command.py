@@ -25,11 +25,11 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--base-url", required=True, help="http(s)://host[:port][/path], with or without a last /v1")
     p.add_argument("--api", required=True, choices=("openai-completions", "openai-chat", "tgi"))
     p.add_argument("--model", required=True, help="the name that the engine serves it by")
-    p.add_argument("--input-len", required=True, type=_count, help="prompt tokens")
-    p.add_argument("--output-len", required=True, type=_count, help="output tokens")
-    p.add_argument("--num-requests", required=True, type=_count)
-    p.add_argument("--request-rate", required=True, type=_rate, help="requests a second, or inf: all at once")
-    p.add_argument("--max-concurrency", type=_count, help="most requests in flight; with rate inf a closed loop")
+    p.add_argument("--input-len", required=True, type=count, help="prompt tokens")
+    p.add_argument("--output-len", required=True, type=count, help="output tokens")
+    p.add_argument("--num-requests", required=True, type=count)
+    p.add_argument("--request-rate", required=True, type=rate, help="requests a second, or inf: all at once")
+    p.add_argument("--max-concurrency", type=count, help="most requests in flight; with rate inf a closed loop")
     p.add_argument("--seed", type=int, default=0)
     p.add_argument("--prompt-format", choices=("ids", "text"), help="default: ids for openai-completions, else text")
     p.add_argument(
@@ -38,14 +38,15 @@ def add_parser(commands: Any) -> None:
     )
     p.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the API key")
     p.add_argument("--timeout", type=_seconds, default=3600.0, metavar="SECONDS", help="for the whole run")
-    p.add_argument("--processes", type=_count, help="client processes; default: by load and cores")
+    p.add_argument("--processes", type=count, help="client processes; default: by load and cores")
     p.add_argument("--no-warm-up", action="store_true", help="send no request of the same shape beforehand")
     p.add_argument("--records", metavar="FILE", help="write a row a request, as Parquet")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.set_defaults(command=run)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A flag's whole number above 0."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
     return int(text)
@@ -58,7 +59,8 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _rate(text: str) -> float:
+def rate(text: str) -> float:
+    """A flag's request rate, math.inf for all at once."""
     value = _number(text)
     if not value > 0:
         raise argparse.ArgumentTypeError(f"{text} is neither a number above 0 nor inf")
@@ -145,11 +147,11 @@ def _workload(args: argparse.Namespace, target: Target, count: int, nonce: str) 
             "tokens is the engine's to say",
             file=sys.stderr,
         )
-    rate = None if math.isinf(args.request_rate) or nonce != "measured" else args.request_rate
+    offered = None if math.isinf(args.request_rate) or nonce != "measured" else args.request_rate
     return build(
         dataset,
         num_requests=count,
-        request_rate=rate,
+        request_rate=offered,
         seed=args.seed,
         nonce=f"{nonce}/{os.getpid()}",
         vocab_size=vocabulary,
@@ -185,7 +187,7 @@ def _progress(done: int, total: int) -> None:
 
 def _cell(args: argparse.Namespace) -> Cell:
     """The coordinates that the checks need; what is not known of a stranger's engine stays out of them."""
-    rate = None if math.isinf(args.request_rate) else args.request_rate
+    offered = None if math.isinf(args.request_rate) else args.request_rate
     arrival = {"kind": "closed", "concurrency": args.max_concurrency} if args.max_concurrency else None
     return Cell(
         "attach",
@@ -197,7 +199,7 @@ def _cell(args: argparse.Namespace) -> Cell:
         sys.maxsize,
         {"kind": "fixed", "input_len": args.input_len, "output_len": args.output_len},
         args.num_requests,
-        rate,
+        offered,
         arrival,
         {},
         args.seed,

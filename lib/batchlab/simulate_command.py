@@ -1,0 +1,71 @@
+"""`python -m batchlab simulate`: one cell on a simulated engine."""
+
+import argparse
+import json
+import math
+import sys
+from typing import Any
+
+from batchlab import metrics
+from batchlab.errors import UsageError
+from batchlab.replay_command import count, rate
+from batchlab.workload.arrivals import arrival_times
+
+# the command's spellings are the articles' engines; the rest of the policies are there too
+ENGINES = ("vllm-v1", "vllm-v0", "tensorrt-llm", "tgi", "sglang", "static")
+
+
+def add_parser(commands: Any) -> None:
+    p = commands.add_parser("simulate", help="one cell on a simulated engine: real scheduling, measured operator times")
+    p.add_argument("--engine", required=True, choices=ENGINES)
+    p.add_argument("--hardware", required=True, help="aiconfigurator's name of a card: h200_sxm, a100_sxm, …")
+    p.add_argument("--model", required=True, help="a name in data/models/, or a folder with a config.json")
+    p.add_argument("--input-len", required=True, type=count)
+    p.add_argument("--output-len", required=True, type=count)
+    p.add_argument("--num-requests", required=True, type=count)
+    p.add_argument("--request-rate", required=True, type=rate, help="requests a second, or inf: all at once")
+    p.add_argument("--max-batch-size", required=True, type=count)
+    p.add_argument("--max-num-tokens", required=True, type=count)
+    p.add_argument("--quantization", choices=("none", "fp8"), default="none")
+    p.add_argument("--tp", type=int, choices=(1, 2, 4), default=1, help="cards that the model is spread over")
+    p.add_argument("--seed", type=int, default=0, help="of the arrivals at a finite rate")
+    p.add_argument("--unfitted", action="store_true", help="leave out the constants that were fitted to measured cells")
+    p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    p.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, print the summary. UsageError for names that there are not, which lists those there are."""
+    from batchlab.sim import simulate  # the operator tables take a second to import
+    from batchlab.sim.fitted import fitted_constants
+
+    if args.max_num_tokens < args.max_batch_size:
+        raise UsageError(
+            f"--max-num-tokens {args.max_num_tokens} is below --max-batch-size {args.max_batch_size}; raise the one or "
+            "lower the other"
+        )
+    offered = None if math.isinf(args.request_rate) else args.request_rate
+    times, _ = arrival_times(None, offered, args.num_requests, args.seed)
+    constants = {} if args.unfitted else fitted_constants(args.engine, args.hardware, args.quantization)
+    result = simulate(
+        args.engine,
+        args.hardware,
+        args.model,
+        [(float(at), args.input_len, args.output_len) for at in times],
+        max_batch_size=args.max_batch_size,
+        max_num_tokens=args.max_num_tokens,
+        quantization=args.quantization,
+        tp=args.tp,
+        **constants,
+    )
+    summary = metrics.summary(
+        result.requests.to_pandas(), result.iterations.to_pandas(), max_batch_size=args.max_batch_size
+    )
+    if args.json:
+        print(json.dumps(summary, indent=1, allow_nan=False))
+    else:
+        width = max(map(len, summary))
+        print("\n".join(f"{key:<{width}}  {value}" for key, value in summary.items() if value is not None))
+    fitted = "with constants fitted to measured cells" if constants else "nothing fitted"
+    print(f"simulated, not measured: {args.engine} on {args.hardware}, {fitted}", file=sys.stderr)
+    return 0
