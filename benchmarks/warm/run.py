@@ -1,6 +1,6 @@
 """The same batch sweep on one warm engine, and with a restart for each cell.
 
-    .venv/bin/python benchmarks/warm/run.py        about 12 minutes on 2 cores; nothing else should run
+    .venv/bin/python benchmarks/warm/run.py        about 8 minutes on 2 cores; nothing else should run
 
 Measures benchmarks/warm/sweep.yml both ways into a folder of its own and writes benchmarks/warm/results.csv: a row a
 batch size with both throughputs, both mean TPOTs, their 95% intervals over the repeats, and the ratio warm / restarted.
