@@ -39,10 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"batchlab: {error}", file=sys.stderr)
         return 2
     except EngineError as error:
-        print(
-            f"batchlab: {error.reason}" + (f"\n--- the engine's last lines\n{error.tail}" if error.tail else ""),
-            file=sys.stderr,
-        )
+        _say(f"batchlab: {error.told()}")
         return 2
     except BrokenPipeError:
         return 0
@@ -138,7 +135,7 @@ def _run(args: argparse.Namespace) -> int:
         raise UsageError(f"--engine {args.engine}: {study.scenario.path} has {', '.join(study.scenario.engines)}")
     outcome = study.measure(args.sweep, engine=args.engine, retry_invalid=args.retry_invalid, tell=_say)
     for engine, reason, tail in outcome.failures:
-        _say(f"batchlab: {engine}: {reason}" + (f"\n--- the engine's last lines\n{tail}" if tail else ""))
+        _say(f"batchlab: {engine}: {EngineError(reason, tail).told()}")
     _say(f"{study.scenario.name}: {outcome.measured} cells measured, {outcome.invalid} of them invalid")
     return 2 if outcome.failures and not outcome.measured else 1 if outcome.failures else 0
 

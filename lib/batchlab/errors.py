@@ -15,3 +15,7 @@ class EngineError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.tail = tail
+
+    def told(self) -> str:
+        """The reason, and under it the engine's last lines where it left any."""
+        return f"{self.reason}\n--- the engine's last lines\n{self.tail}" if self.tail else self.reason

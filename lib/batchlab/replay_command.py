@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import json
 import math
 import os
 import sys
@@ -15,6 +14,7 @@ from batchlab import metrics, models, records, validity
 from batchlab.cell import Cell
 from batchlab.client import Target, replay
 from batchlab.errors import UsageError
+from batchlab.flags import count, print_summary, rate, seconds
 from batchlab.workload import Workload, build
 
 SAFE_VOCABULARY = 4096  # token ids that every model of the field has
@@ -37,41 +37,12 @@ def add_parser(commands: Any) -> None:
         help="for text prompts: a folder, a Hugging Face id or a name in data/models/; default: that of --model",
     )
     p.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the API key")
-    p.add_argument("--timeout", type=_seconds, default=3600.0, metavar="SECONDS", help="for the whole run")
+    p.add_argument("--timeout", type=seconds, default=3600.0, metavar="SECONDS", help="for the whole run")
     p.add_argument("--processes", type=count, help="client processes; default: by load and cores")
     p.add_argument("--no-warm-up", action="store_true", help="send no request of the same shape beforehand")
     p.add_argument("--records", metavar="FILE", help="write a row a request, as Parquet")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.set_defaults(command=run)
-
-
-def count(text: str) -> int:
-    """A flag's whole number above 0."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a whole number above 0")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    value = _number(text)
-    if not (value > 0 and math.isfinite(value)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
-    return value
-
-
-def rate(text: str) -> float:
-    """A flag's request rate, math.inf for all at once."""
-    value = _number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text} is neither a number above 0 nor inf")
-    return value
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def run(args: argparse.Namespace) -> int:
@@ -97,11 +68,7 @@ def run(args: argparse.Namespace) -> int:
         _cell(args), requests, nothing, replayed.check, traced=False, chat=args.api == "openai-chat"
     )
     summary = metrics.summary(requests, nothing, max_batch_size=None, invalid_reasons=reasons)
-    if args.json:
-        print(json.dumps(summary, indent=1, allow_nan=False))
-    else:
-        width = max(map(len, summary))
-        print("\n".join(f"{key:<{width}}  {value}" for key, value in summary.items() if value is not None))
+    print_summary(summary, as_json=args.json)
     check = replayed.check
     print(
         f"client: {check['processes']} processes, busiest {100 * check['cpu_share_max']:.0f}% of a core, sends late by "

@@ -1,14 +1,13 @@
 """`python -m batchlab simulate`: one cell on a simulated engine."""
 
 import argparse
-import json
 import math
 import sys
 from typing import Any
 
 from batchlab import metrics
 from batchlab.errors import UsageError
-from batchlab.replay_command import count, rate
+from batchlab.flags import count, print_summary, rate
 from batchlab.workload.arrivals import arrival_times
 
 # the command's spellings are the articles' engines; the rest of the policies are there too
@@ -61,11 +60,7 @@ def run(args: argparse.Namespace) -> int:
     summary = metrics.summary(
         result.requests.to_pandas(), result.iterations.to_pandas(), max_batch_size=args.max_batch_size
     )
-    if args.json:
-        print(json.dumps(summary, indent=1, allow_nan=False))
-    else:
-        width = max(map(len, summary))
-        print("\n".join(f"{key:<{width}}  {value}" for key, value in summary.items() if value is not None))
+    print_summary(summary, as_json=args.json)
     fitted = "with constants fitted to measured cells" if constants else "nothing fitted"
     print(f"simulated, not measured: {args.engine} on {args.hardware}, {fitted}", file=sys.stderr)
     return 0

@@ -193,8 +193,9 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """A row a point, over its repeats.
 
     Each figure becomes its mean over the valid repeats (over all, and `valid` False, when none is), with
-    `<figure>_lo` and `<figure>_hi`, the 95% t interval (NaN for one repeat), and `n`, the repeats behind it.
-    Cells that are not recorded are left out.
+    `<figure>_lo` and `<figure>_hi`, the 95% t interval, and `n`, the repeats behind it. A single run has
+    an interval only for the figures of WITHIN, by batch means; `interval` says which of the two it is ("repeats",
+    "batches"). Cells that are not recorded are left out.
     """
     by = by or POINT
     figures = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k not in ("valid", "invalid_reasons")]

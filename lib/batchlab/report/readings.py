@@ -122,16 +122,19 @@ def change(curve: Curve, metric: str) -> str:
     )
 
 
+def holds_from(enough: np.ndarray) -> int:
+    """Index from which on every element is true; the length where the last one is not."""
+    return int(len(enough) - np.argmin(enough[::-1])) if not enough.all() else 0
+
+
 def saturation(curve: Curve) -> int:
     """Index of the first point from which on every value stays within SATURATED of the best."""
-    enough = curve.y >= SATURATED * curve.y.max()
-    return int(len(enough) - np.argmin(enough[::-1])) if not enough.all() else 0
+    return holds_from(curve.y >= SATURATED * curve.y.max())
 
 
 def settled(curve: Curve) -> int:
     """Index of the first point from which on every value stays within SETTLED of the lowest."""
-    enough = curve.y <= SETTLED * curve.y.min()
-    return int(len(enough) - np.argmin(enough[::-1])) if not enough.all() else 0
+    return holds_from(curve.y <= SETTLED * curve.y.min())
 
 
 def throughput(

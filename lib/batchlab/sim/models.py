@@ -6,6 +6,7 @@ from pathlib import Path
 
 from batchlab import paths
 from batchlab.errors import UsageError
+from batchlab.models import names
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,6 @@ class ModelShape:
         return 2 * self.layers * max(1, self.kv_heads // tp) * self.head_dim * element_bytes
 
 
-def known_models() -> list[str]:
-    return sorted(p.parent.name for p in paths.MODELS.glob("*/config.json"))
-
-
 def load_model(model: str | ModelShape) -> ModelShape:
     """A shape by its folder's name in data/models, by a folder with a config.json, or as it is.
 
@@ -56,7 +53,7 @@ def load_model(model: str | ModelShape) -> ModelShape:
         return model
     folder = next((p for p in (paths.MODELS / model, Path(model)) if (p / "config.json").is_file()), None)
     if folder is None:
-        raise UsageError(f"unknown model '{model}'; data/models holds: {', '.join(known_models()) or 'none'}")
+        raise UsageError(f"unknown model '{model}'; data/models holds: {', '.join(names()) or 'none'}")
     config = json.loads((folder / "config.json").read_text())
     missing = [
         k
