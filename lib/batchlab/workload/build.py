@@ -37,6 +37,43 @@ class Workload:
     concurrency: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A workload without its prompts. lengths: int64 (count, 2), input_len and output_len; times: float64 (count,),
+    seconds from t0; the rest as in Workload."""
+
+    lengths: np.ndarray
+    times: np.ndarray
+    note: str | None
+    concurrency: int | None
+    trace: Trace | None
+
+
+def draw_load(
+    dataset: dict,
+    *,
+    num_requests: int,
+    request_rate: float | None,
+    arrival: dict | None = None,
+    seed: int,
+    max_len: int | None = None,
+) -> Load:
+    """Lengths and arrival times, with the arguments and errors of `build`."""
+    if num_requests < 1:
+        raise UsageError(f"num_requests {num_requests} must be at least 1")
+    trace = read_trace(dataset, num_requests) if dataset.get("kind") == "trace" else None
+    lengths, notes = (trace.lengths, trace.notes) if trace else draw_lengths(dataset, num_requests, seed)
+    if dataset.get("clip"):
+        lengths, cuts = cut(lengths, dataset["clip"])
+        notes = notes + cuts
+    lengths, cuts = fit(lengths, dataset.get("kind", "fixed"), max_len)
+    if trace and trace.blocks and (equal := _made_equal(trace, lengths)):
+        cuts = [*cuts, f"{equal} prompts became equal to another by the cut"]
+    recorded = trace.times if trace else None
+    times, concurrency = arrival_times(arrival, request_rate, num_requests, seed, recorded)
+    return Load(lengths, times, "; ".join([*notes, *cuts]) or None, concurrency, trace)
+
+
 def build(
     dataset: dict,
     *,
@@ -62,27 +99,24 @@ def build(
     that encodes to exactly input_len tokens, those included that it adds itself. max_len: the engine's
     limit on prompt + output. UsageError names what does not fit and the mend.
     """
-    if num_requests < 1:
-        raise UsageError(f"num_requests {num_requests} must be at least 1")
-    trace = read_trace(dataset, num_requests) if dataset.get("kind") == "trace" else None
-    lengths, notes = (trace.lengths, trace.notes) if trace else draw_lengths(dataset, num_requests, seed)
-    if dataset.get("clip"):
-        lengths, cuts = cut(lengths, dataset["clip"])
-        notes = notes + cuts
-    lengths, cuts = fit(lengths, dataset.get("kind", "fixed"), max_len)
-    if trace and trace.blocks and (equal := _made_equal(trace, lengths)):
-        cuts = [*cuts, f"{equal} prompts became equal to another by the cut"]
-    recorded = trace.times if trace else None
-    times, concurrency = arrival_times(arrival, request_rate, num_requests, seed, recorded)
+    load = draw_load(
+        dataset,
+        num_requests=num_requests,
+        request_rate=request_rate,
+        arrival=arrival,
+        seed=seed,
+        max_len=max_len,
+    )
+    trace = load.trace
     prompts = TextPrompts(tokenizer, vocab_size, seed, nonce) if tokenizer else IdPrompts(vocab_size, seed, nonce)
     requests = []
-    for index, ((input_len, output_len), at) in enumerate(zip(lengths.tolist(), times.tolist(), strict=True)):
+    for index, ((input_len, output_len), at) in enumerate(zip(load.lengths.tolist(), load.times.tolist(), strict=True)):
         if trace and trace.blocks and trace.blocks[index]:
             ids, text = prompts.make_of_blocks(index, input_len, trace.blocks[index], BLOCK)
         else:
             ids, text = prompts.make(index, input_len, shared_tokens(dataset, input_len))
         requests.append(Request(index, at, ids, text, output_len))
-    return Workload(requests, "; ".join([*notes, *cuts]) or None, concurrency)
+    return Workload(requests, load.note, load.concurrency)
 
 
 def _made_equal(trace: Trace, lengths: np.ndarray) -> int:
