@@ -6,12 +6,15 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
+SIMULATED = "simulated"  # the transport of a simulated engine
+
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One point of a study.
 
     `dataset`, `arrival` and `engine_options` are the scenario's validated values; `request_rate` is requests a
-    second, None when all requests are sent at once.
+    second, None when all requests are sent at once. `token_rule`: how the token budget moves from max_num_tokens on.
     """
 
     engine: str
@@ -27,6 +30,7 @@ class Cell:
     arrival: dict[str, Any] | None = field(hash=False)
     engine_options: dict[str, Any] = field(hash=False)
     seed: int
+    token_rule: dict[str, Any] | None = field(default=None, hash=False)
 
     @property
     def id(self) -> str:
@@ -37,6 +41,11 @@ class Cell:
         given = {key: value for key, value in asdict(self).items() if value not in (None, {})}
         canonical = json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+
+    @property
+    def evidence(self) -> str:
+        """What its record is worth: "measured" on a real engine, or "simulated"."""
+        return "simulated" if self.transport == SIMULATED else "measured"
 
     def launch_key(self) -> tuple[str, ...]:
         """What cannot change while an engine runs: cells with the same key share one warm engine."""
@@ -53,7 +62,8 @@ class Cell:
         """One line for a person who waits."""
         rate = "all at once" if self.request_rate is None else f"{self.request_rate:g} req/s"
         return (
-            f"{self.engine} {self.transport} batch {self.max_batch_size}, tokens {self.max_num_tokens}, "
+            f"{self.engine} {self.transport} batch {self.max_batch_size}, "
+            f"tokens {'from ' if self.token_rule else ''}{self.max_num_tokens}, "
             f"{shape(self.dataset)}, {rate}, seed {self.seed}"
         )
 

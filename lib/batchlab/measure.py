@@ -159,7 +159,11 @@ def _cell(
     started, load = time.time(), provenance.load_average()
     with provenance.gpu_sampler() as gpu:
         replayed = engine.replay(
-            workload, timeout_s=scenario.cell_timeout_s, keep_chunks=scenario.keep_chunks, progress=progress.requests
+            workload,
+            timeout_s=scenario.cell_timeout_s,
+            keep_chunks=scenario.keep_chunks,
+            progress=progress.requests,
+            **({"token_rule": cell.token_rule} if cell.token_rule else {}),
         )
     traced = engine.take_trace(replayed.t0_ns, sum(row["error"] is None for row in replayed.rows))
     rows = [row | traced.requests.get(row["index"], {}) for row in sorted(replayed.rows, key=lambda r: r["index"])]

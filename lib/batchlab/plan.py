@@ -19,6 +19,7 @@ class Planned:
     sweep: str
     dataset: str
     repeat: int
+    engine: str
 
 
 def limits(sweep: Sweep, defaults: Limits) -> list[tuple[int, int]]:
@@ -51,7 +52,7 @@ def expand(scenario: Scenario) -> list[Planned]:
 def _cells(scenario: Scenario, sweep: Sweep, repeat: int) -> Iterable[Planned]:
     rule = sweep.num_requests or scenario.num_requests
     for engine, dataset, rate, (batch, tokens) in product(
-        sweep.engines or scenario.engines,
+        scenario.engines_of(sweep),
         sweep.datasets or scenario.datasets,
         sweep.request_rate,
         limits(sweep, scenario.defaults),
@@ -61,23 +62,29 @@ def _cells(scenario: Scenario, sweep: Sweep, repeat: int) -> Iterable[Planned]:
                 f"{scenario.path}: sweeps.{sweep.name}: max_num_tokens {tokens} is below max_batch_size {batch}, "
                 "which engines refuse; raise the one or lower the other"
             )
+        if sweep.token_rule and (engine != "vllm" or sweep.transport == "simulated"):
+            raise UsageError(
+                f"{scenario.path}: sweeps.{sweep.name}.token_rule: only a measured vllm can change its token budget "
+                "while it runs; remove the key"
+            )
         spec = scenario.engines[engine]
         cell = Cell(
-            engine=engine,
+            engine=spec.engine or engine,
             engine_version=spec.version,
-            model=scenario.model,
+            model=sweep.model or scenario.model,
             hardware=scenario.hardware,
             transport=sweep.transport,
             max_batch_size=batch,
             max_num_tokens=tokens,
             dataset=_spelled_out(scenario.datasets[dataset]),
-            num_requests=rule.of(batch),
+            num_requests=rule.of(batch, rate),
             request_rate=None if math.isinf(rate) else rate,
             arrival=sweep.arrival.model_dump(exclude_none=True) if sweep.arrival else None,
             engine_options=spec.options(sweep.engine_options),
             seed=scenario.seed + repeat,
+            token_rule=sweep.token_rule.model_dump() if sweep.token_rule else None,
         )
-        yield Planned(cell, sweep.name, dataset, repeat)
+        yield Planned(cell, sweep.name, dataset, repeat, engine)
 
 
 def _spelled_out(dataset: Dataset) -> dict[str, Any]:
@@ -94,5 +101,10 @@ def largest_limits(cells: Iterable[Cell]) -> Limits:
     """The limits that an engine for these cells is started with: they can be lowered while it is warm, never raised."""
     cells = list(cells)
     return Limits(
-        max_batch_size=max(c.max_batch_size for c in cells), max_num_tokens=max(c.max_num_tokens for c in cells)
+        max_batch_size=max(c.max_batch_size for c in cells), max_num_tokens=max(most_tokens(c) for c in cells)
     )
+
+
+def most_tokens(cell: Cell) -> int:
+    """The largest token budget that may be in force during a cell."""
+    return max(cell.max_num_tokens, cell.token_rule["most"]) if cell.token_rule else cell.max_num_tokens

@@ -9,9 +9,11 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from batchlab import paths
+from batchlab.cell import SIMULATED
 from batchlab.errors import UsageError
 
-ENGINES = ("vllm",)
+ENGINES = ("vllm",)  # real ones, see measure.ENGINES
+POLICIES = ("vllm-v1", "vllm-v0", "tensorrt-llm", "tgi", "sglang", "static")  # simulated ones, see sim.POLICIES
 Positive = Annotated[int, Field(gt=0, strict=True)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
@@ -135,10 +137,14 @@ class EngineOptions(_Strict):
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
     dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = None
     quantization: str | None = None
+    tensor_parallel_size: Positive | None = None
     args: dict[str, str | int | float | bool | None] = {}
 
 
 class EngineSpec(EngineOptions):
+    """An engine of a scenario, under a name of one's own when `engine` says which it is (simulated ones only)."""
+
+    engine: str | None = None
     version: Annotated[str, Field(min_length=1)]
     env: dict[str, str] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
@@ -157,10 +163,25 @@ class Limits(_Strict):
     max_num_tokens: Positive
 
 
+class TokenRule(_Strict):
+    """A token budget that follows the load (engines/token_rule.py). It starts at the cell's max_num_tokens."""
+
+    waiting_above: Annotated[int, Field(ge=0, strict=True)]
+    grow: Annotated[float, Field(gt=1, allow_inf_nan=False)]
+    most: Positive
+    kv_use_above: Annotated[float, Field(gt=0, le=1)]
+    shrink: Annotated[float, Field(gt=0, lt=1)]
+    every_s: PositiveNumber
+
+
 class NumRequests(_Strict):
-    """How many requests a cell sends: `waves` times the batch size, but at least min and at most max."""
+    """How many requests a cell sends, but at least min and at most max.
+
+    `waves` times the batch size; at a finite rate what arrives in `seconds`, where that is given.
+    """
 
     waves: PositiveNumber
+    seconds: PositiveNumber | None = None
     min: Positive
     max: Positive
 
@@ -169,8 +190,10 @@ class NumRequests(_Strict):
     def _from_int(cls, value: Any) -> Any:
         return {"waves": 1, "min": value, "max": value} if isinstance(value, int) else value
 
-    def of(self, max_batch_size: int) -> int:
-        return min(self.max, max(self.min, round(self.waves * max_batch_size)))
+    def of(self, max_batch_size: int, request_rate: float = math.inf) -> int:
+        timed = self.seconds is not None and math.isfinite(request_rate)
+        wanted = request_rate * self.seconds if timed else self.waves * max_batch_size
+        return min(self.max, max(self.min, round(wanted)))
 
 
 class Sweep(_Strict):
@@ -183,9 +206,11 @@ class Sweep(_Strict):
     combine: Literal["cross", "grid"] = "cross"
     request_rate: Annotated[list[Rate], BeforeValidator(_as_list), Field(min_length=1)] = [math.inf]
     arrival: Arrival | None = None
-    transport: Literal["http", "inprocess"] = "http"
+    transport: Literal["http", "inprocess", "simulated"] = "http"
     repeats: Positive | None = None
     num_requests: NumRequests | None = None
+    model: str | None = None
+    token_rule: TokenRule | None = None
     engine_options: EngineOptions | None = None
 
 
@@ -210,9 +235,11 @@ class Scenario(_Strict):
 
     @model_validator(mode="after")
     def _names_exist(self) -> "Scenario":
-        for name in self.engines:
-            if name not in ENGINES:
-                raise ValueError(_unknown("engines", name, ENGINES))
+        for name, spec in self.engines.items():
+            if spec.engine and spec.engine not in POLICIES:
+                raise ValueError(_unknown(f"engines.{name}.engine", spec.engine, POLICIES))
+            if not spec.engine and name not in (*ENGINES, *POLICIES):
+                raise ValueError(_unknown("engines", name, dict.fromkeys((*ENGINES, *POLICIES))))
         seen: set[str] = set()
         for sweep in self.sweeps:
             if sweep.name in seen:
@@ -222,7 +249,23 @@ class Scenario(_Strict):
                 for name in getattr(sweep, key) or ():
                     if name not in known:
                         raise ValueError(_unknown(f"sweeps.{sweep.name}.{key}", name, known))
+            for name in self.engines_of(sweep) or self.engines:
+                if not self.runs(name, sweep.transport):
+                    can = POLICIES if sweep.transport == SIMULATED else ENGINES
+                    raise ValueError(
+                        f"sweeps.{sweep.name}: engine `{name}` has no transport `{sweep.transport}`; these have it: "
+                        f"{', '.join(can)}"
+                    )
         return self
+
+    def runs(self, engine: str, transport: str) -> bool:
+        """Whether an engine of this scenario can be asked over a transport."""
+        spec = self.engines[engine]
+        return (spec.engine or engine) in POLICIES if transport == SIMULATED else not spec.engine and engine in ENGINES
+
+    def engines_of(self, sweep: Sweep) -> list[str]:
+        """The engines that a sweep asks: those it names, else all that its transport can run."""
+        return sweep.engines or [name for name in self.engines if self.runs(name, sweep.transport)]
 
 
 def _unknown(where: str, name: str, known: Any) -> str:
@@ -293,5 +336,5 @@ def _first(error: ValidationError) -> str:
 
 
 def _known_keys() -> set[str]:
-    models = (Scenario, Sweep, EngineSpec, NumRequests, Limits, Arrival, Fixed, Trace, Mixed, Part, Lognormal)
-    return {key for model in models for key in model.model_fields}
+    plain = (Scenario, Sweep, EngineSpec, NumRequests, TokenRule, Limits, Arrival)
+    return {key for model in (*plain, Fixed, Trace, Mixed, Part, Lognormal) for key in model.model_fields}

@@ -157,6 +157,7 @@ def _coordinates(p: plan.Planned) -> dict[str, Any]:
         "max_batch_size": cell.max_batch_size,
         "max_num_tokens": cell.max_num_tokens,
         "request_rate": np.inf if cell.request_rate is None else cell.request_rate,
+        "token_rule": json.dumps(cell.token_rule, sort_keys=True) if cell.token_rule else None,
         "seed": cell.seed,
         "repeat": p.repeat,
         "sweep": p.sweep,
@@ -177,6 +178,7 @@ POINT = [
     "max_batch_size",
     "max_num_tokens",
     "request_rate",
+    "token_rule",
 ]
 
 

@@ -7,6 +7,7 @@ import pandas as pd
 
 from batchlab import metrics
 from batchlab.cell import Cell
+from batchlab.plan import most_tokens
 
 # limits, stated here once and shown in the report
 SEND_LAG_SHARE = 0.05  # all at once: the last request is on its way within 5% of the cell's duration,
@@ -112,10 +113,14 @@ def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame) -> Iterator[str]:
     if it["running"].max() > cell.max_batch_size:
         yield f"the running batch reached {it['running'].max()}, above the limit {cell.max_batch_size}"
     tokens = it["prefill_tokens"] + it["decode_tokens"]
-    if tokens.max() > cell.max_num_tokens:
-        yield f"an iteration held {tokens.max()} tokens, above the limit {cell.max_num_tokens}"
+    most = most_tokens(cell)
+    if tokens.max() > most:
+        yield f"an iteration held {tokens.max()} tokens, above the limit {most}"
     in_force = set(zip(it["max_batch_size"], it["max_num_tokens"], strict=True))
-    if in_force != {(cell.max_batch_size, cell.max_num_tokens)}:
+    if cell.token_rule:
+        if set(it["max_batch_size"]) != {cell.max_batch_size} or it["max_num_tokens"].max() > most:
+            yield f"the engine's limits were not {cell.max_batch_size} and at most {most}"
+    elif in_force != {(cell.max_batch_size, cell.max_num_tokens)}:
         shown = ", ".join(f"{b}/{t}" for b, t in sorted(in_force))
         yield f"the engine's limits were {shown}, not {cell.max_batch_size}/{cell.max_num_tokens}"
     missing = r[metrics.completed(r) & r["engine_last_s"].isna()]

@@ -49,6 +49,19 @@ class TraceReader:
     def mark(self) -> None:
         self.offset = self.path.stat().st_size if self.path.exists() else 0
 
+    def last_iteration(self) -> dict | None:
+        """`waiting` and `kv_use` of the last iteration since the mark, which moves on to here; None: no new one."""
+        lines = self._new()
+        self.mark()
+        found = next((f for kind, *f in reversed(lines) if kind == "I"), None)
+        return {"waiting": int(found[4]), "kv_use": float(found[7])} if found else None
+
+    def attention(self) -> str | None:
+        """What the engine wrote at its start about its attention kernels; None when it wrote nothing."""
+        with open(self.path) as file:
+            kind, _, told = file.readline().strip().partition(",")
+        return told if kind == "A" and told else None
+
     def wait_finished(self, count: int, timeout_s: float) -> bool:
         """Wait until this many requests have left the engine since the mark."""
         deadline = time.monotonic() + timeout_s

@@ -7,12 +7,14 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
 from batchlab.client import Replay, Target, replay
 from batchlab.engines import inprocess, process
+from batchlab.engines.token_rule import adjusting
 from batchlab.engines.trace import Traced, TraceReader, set_limits
 from batchlab.engines.vllm_install import KNOWN_FAILURES, environment, is_cpu, python_for
 from batchlab.errors import EngineError
@@ -36,6 +38,7 @@ class VllmEngine:
         self.limits: Limits | None = None
         self.started_with: Limits | None = None
         self.start_s = 0.0
+        self.attention: str | None = None
         self.process: process.EngineProcess | None = None
         self._work: Path | None = None
         self._connection: Connection | None = None
@@ -82,6 +85,7 @@ class VllmEngine:
             self.stop()
             raise
         self.limits = self.started_with = limits
+        self.attention = self.reader.attention()
 
     def _http_ready(self) -> bool:
         assert self.process
@@ -125,7 +129,10 @@ class VllmEngine:
             args["skip_tokenizer_init"] = True
         if "kv_cache_gib" in self.options and not is_cpu(self.python):
             args["kv_cache_memory_bytes"] = round(self.options["kv_cache_gib"] * 2**30)
-        for key in ("max_model_len", "gpu_memory_utilization", "dtype", "quantization"):
+        elif "kv_cache_gib" in self.options:
+            # the KV cache's size is given, and vLLM would still refuse a machine without 92% of its memory free
+            args["gpu_memory_utilization"] = 0.2
+        for key in ("max_model_len", "gpu_memory_utilization", "dtype", "quantization", "tensor_parallel_size"):
             if key in self.options:
                 args[key] = self.options[key]
         return args | {k.replace("-", "_"): v for k, v in self.options.get("args", {}).items()}
@@ -175,9 +182,29 @@ class VllmEngine:
         timeout_s: float,
         keep_chunks: bool,
         progress: Callable[[int, int], None] | None = None,
+        token_rule: dict[str, Any] | None = None,
     ) -> Replay:
-        """Send a workload and wait for all of it. EngineError when the engine dies under it."""
+        """Send a workload and wait for all of it. EngineError when the engine dies under it.
+
+        `token_rule` moves the token budget meanwhile (engines/token_rule.py); the limits are back afterwards.
+        """
         self.reader.mark()
+        assert self._work and self.limits
+        moving = (
+            adjusting(self.reader.path, self._work / "control.json", self.limits, token_rule)
+            if token_rule
+            else nullcontext()
+        )
+        with moving:
+            return self._replay(workload, timeout_s, keep_chunks, progress)
+
+    def _replay(
+        self,
+        workload: Workload,
+        timeout_s: float,
+        keep_chunks: bool,
+        progress: Callable[[int, int], None] | None,
+    ) -> Replay:
         try:
             if self.transport == "http":
                 result = replay(
@@ -228,6 +255,7 @@ class VllmEngine:
             "arguments": self.arguments(self.started_with or self.limits),
             "environment": {**self._device_environment(), **self.spec.env},
             "start_s": round(self.start_s, 1),
+            "attention": self.attention,
             "started_with": self.started_with.model_dump() if self.started_with else None,
             "model": {"name": self.model.name, "random_weights": self.model.is_random},
         }

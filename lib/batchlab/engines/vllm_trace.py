@@ -8,6 +8,7 @@ BATCHLAB_CONTROL  JSON file {"max_batch_size": B, "max_num_tokens": T}, read whe
 BATCHLAB_CORES    optional: the cores, comma separated, that this process's scheduling loop is bound to
 
 Lines, comma separated; times are time.monotonic_ns():
+A,kernels                                            the first line: FlashAttention and its version, or nothing
 L,time,max_batch_size,max_num_tokens                     new limits are in force
 I,scheduled,output,running,admitted,waiting,prefill_tokens,decode_tokens,kv_use,preemptions,max_batch_size,max_num_tokens
 R,request_id,queued,first_output,last_output,tokens,cached_tokens,preemptions   a request left the engine
@@ -25,6 +26,17 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 _now = time.monotonic_ns
 
 
+def _attention():
+    """FlashAttention's version as vLLM chooses it for this card; nothing where it uses another kernel."""
+    try:
+        from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+
+        version = get_flash_attn_version()
+    except Exception:  # moved in another release, or refused on this card: the trace goes on without
+        version = None
+    return f"FlashAttention {version}" if version else ""
+
+
 class TracingScheduler(AsyncScheduler):
     """AsyncScheduler of vLLM V1 (0.26 to 0.33) with a trace and limits that can change while it is warm."""
 
@@ -38,6 +50,7 @@ class TracingScheduler(AsyncScheduler):
         # 0.26 has only the latter, and asserts len(running) <= it in every step.
         self._batch_limit = "max_num_active_reqs" if hasattr(self, "max_num_active_reqs") else "max_num_running_reqs"
         self._largest = (self.max_num_running_reqs, self.max_num_scheduled_tokens)
+        self._write(f"A,{_attention()}\n")
         self._in_flight = deque()  # schedule()'s outputs whose results have not come back
         self._preempted = 0
         self._queued_ns = {}
