@@ -5,7 +5,6 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-
 SIMULATED = "simulated"  # the transport of a simulated engine
 
 

@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from batchlab import estimate, measure, metrics, replay_command, simulate_command
+from batchlab import estimate, metrics, replay_command, simulate_command
+from batchlab.cell import SIMULATED
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
 
@@ -94,12 +95,13 @@ def _doctor(_: argparse.Namespace) -> int:
 def _plan(args: argparse.Namespace) -> int:
     study = open_study(args.scenario)
     cells = study.cells(args.sweep)
-    left = measure.missing(cells, study.store, tell=_say)
+    left = study.missing(args.sweep, tell=_say)
     estimator = estimate.fit(study.store, study.cells())
     absent = {c.id for c in left}
     rows = [
         {
             "sweep": p.sweep,
+            "engine": p.engine,
             "repeat": p.repeat,
             "cell": p.cell.id,
             "what": p.cell.describe(),
@@ -111,20 +113,21 @@ def _plan(args: argparse.Namespace) -> int:
         if args.sweep in (None, p.sweep)
     ]
     print(pd.DataFrame(rows).to_string(index=False))
-    starts = len({c.launch_key() for c in left})
-    seconds = sum(estimator.seconds(c) for c in left) + starts * estimator.start_s
+    real = [c for c in left if c.transport != SIMULATED]
+    starts = len({c.launch_key() for c in real})
+    time_left = estimate.clock(estimator.total(left))
     basis = (
         f"fitted on {estimator.fitted_on} recorded cells" if estimator.fitted_on else "a guess: nothing is recorded yet"
     )
     print(
         f"\n{study.scenario.name}: {len(cells)} cells, {len(cells) - len(left)} recorded, {len(left)} missing"
         + (
-            f": about {estimate.clock(seconds)}, {starts} engine start{'s' * (starts != 1)} included ({basis})"
+            f": about {time_left}, {starts} engine start{'s' * (starts != 1)} included ({basis})"
             if left
             else ""
         )
     )
-    if left and (reason := study.can_measure()):
+    if real and (reason := study.can_measure()):
         print(f"not here: {reason}")
     return 0
 
@@ -136,7 +139,10 @@ def _run(args: argparse.Namespace) -> int:
     outcome = study.measure(args.sweep, engine=args.engine, retry_invalid=args.retry_invalid, tell=_say)
     for engine, reason, tail in outcome.failures:
         _say(f"batchlab: {engine}: {EngineError(reason, tail).told()}")
-    _say(f"{study.scenario.name}: {outcome.measured} cells measured, {outcome.invalid} of them invalid")
+    if outcome.simulated:
+        _say(f"{study.scenario.name}: {outcome.simulated} cells simulated")
+    if outcome.measured or not outcome.simulated:
+        _say(f"{study.scenario.name}: {outcome.measured} cells measured, {outcome.invalid} of them invalid")
     return 2 if outcome.failures and not outcome.measured else 1 if outcome.failures else 0
 
 

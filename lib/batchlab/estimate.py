@@ -5,16 +5,18 @@ non-negative least squares to the cells already recorded for this engine, model 
 any, stated guesses stand in.
 """
 
+import os
 from dataclasses import dataclass
 
 import numpy as np
 
-from batchlab.cell import Cell, mean_lengths
+from batchlab.cell import SIMULATED, Cell, mean_lengths
 from batchlab.store import Store
 
 # seconds (a step, a token, a cell); CPU: tiny-llama on 2 cores of an EPYC; GPU: an 8B model in bf16 on one
 # H100-class card
 GUESSES = {"cpu": (0.004, 0.00008, 1.5), "gpu": (0.008, 0.00002, 1.5)}
+SIMULATED_S = 0.25  # a core's time for a simulated cell of 1,024 requests
 START_S = {"cpu": 60.0, "gpu": 100.0}  # an engine's start, before one has been seen
 
 
@@ -26,7 +28,14 @@ class Estimator:
     start_s: float
     fitted_on: int
 
+    def total(self, cells: list[Cell]) -> float:
+        """Seconds for all of these cells, engine starts included."""
+        starts = len({c.launch_key() for c in cells if c.transport != SIMULATED})
+        return sum(self.seconds(c) for c in cells) + starts * self.start_s
+
     def seconds(self, cell: Cell) -> float:
+        if cell.transport == SIMULATED:
+            return SIMULATED_S / (os.cpu_count() or 1)
         steps, tokens = work(cell)
         a, b, c = self.coefficients
         busy = a * steps + b * tokens + c

@@ -1,9 +1,9 @@
 """Measure what is missing: one warm engine a group of cells, a cell at a time, each stored before the next begins."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from batchlab import metrics, models, provenance, records, validity
@@ -23,11 +23,15 @@ RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a run did. `failures` are engines that could not start: (engine, reason, its last lines)."""
+    """What a run did. `failures` are engines that could not start: (engine, reason, its last lines).
+
+    `simulated` counts cells of simulated engines, which are not among the measured ones.
+    """
 
     measured: int
     invalid: int
     failures: list[tuple[str, str, str]]
+    simulated: int = 0
 
 
 def missing(
@@ -82,23 +86,35 @@ def run(
     return Outcome(measured, invalid, failures)
 
 
-def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, progress: Progress) -> tuple[int, int]:
+def stream(scenario: Scenario, cells: Iterator[Cell], limits: Limits, store: Store, progress: Progress) -> None:
+    """Measure cells of one launch key as they come, on one warm engine that is started for the first with `limits`.
+
+    The next cell is asked for when the last is recorded, so that it may depend on it. EngineError when the engine
+    cannot start or dies too often.
+    """
+    with store.writing():
+        _group(scenario, cells, limits, store, progress)
+
+
+def _group(
+    scenario: Scenario, cells: Iterable[Cell], limits: Limits, store: Store, progress: Progress
+) -> tuple[int, int]:
     """Measure cells that share an engine. A death costs the cell that it came in, and a restart."""
-    first = cells[0]
+    cells = iter(cells)
+    first = next(cells)
     model = models.materialize(first.model)
     log = store.folder / f".{first.engine}-{first.transport}.log"
     engine = ENGINES[first.engine](
         scenario.engines[first.engine], first.engine_options, model, first.transport, log=log
     )
-    queue, deaths, measured, invalid = list(cells), 0, 0, 0
+    deaths, measured, invalid = 0, 0, 0
     try:
-        while queue:
+        for cell in chain([first], cells):
             if not engine.alive():
                 progress.starting(first, limits)
                 engine.start(limits, tick=progress.waiting)
                 progress.started(engine.start_s)
                 warmed: set[str] = set()
-            cell = queue[0]
             progress.begin(cell)
             try:
                 reasons = _cell(scenario, cell, engine, model, store, warmed, progress)
@@ -109,9 +125,8 @@ def _group(scenario: Scenario, cells: list[Cell], limits: Limits, store: Store, 
                 reasons = [error.reason]
                 if deaths > RESTARTS:
                     raise EngineError(
-                        f"{error.reason} (death {deaths}; {len(queue) - 1} cells left out)", error.tail
+                        f"{error.reason} (death {deaths}; the cells after it are left out)", error.tail
                     ) from None
-            queue.pop(0)
             measured, invalid = measured + 1, invalid + bool(reasons)
             progress.end(cell, reasons)
     finally:
@@ -205,17 +220,17 @@ def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Stor
     )
 
 
-def obstacle(scenario: Scenario) -> str | None:
-    """Why this machine cannot measure the scenario, in one line; None when it can."""
+def obstacle(scenario: Scenario, engines: Iterable[str]) -> str | None:
+    """Why this machine cannot measure these (real) engines of the scenario, in one line; None when it can."""
     here = provenance.hardware()
     if scenario.hardware not in ("cpu", here):
         return (
             f"{scenario.path}: asks for {scenario.hardware}, this machine is {here}; "
             "recorded cells can still be rendered here"
         )
-    for name, spec in scenario.engines.items():
+    for name in sorted(engines):
         try:
-            ENGINES[name].find(spec.version)
+            ENGINES[name].find(scenario.engines[name].version)
         except UsageError as error:
             return str(error)
     return None

@@ -2,6 +2,8 @@
 
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TextIO
 
@@ -83,6 +85,14 @@ class Progress:
         verdict = f"invalid: {reasons[0]}" if reasons else "valid"
         rest = f"about {clock(self.remaining_s())} left" if self.left else "all done"
         self.line(f"{self._now}: {took:.1f} s, {verdict}; {rest}")
+
+    @contextmanager
+    def simulating(self) -> Iterator[Callable[[int], None]]:
+        """Lines about cells that are simulated; gives the function to call with the number done."""
+        what, began = f"simulating {self.total} cell{'s' * (self.total != 1)}", time.monotonic()
+        self._told = began
+        yield lambda done: self._passing(f"{what}: {done} done")
+        self.line(f"{what}: {time.monotonic() - began:.1f} s")
 
     def failed(self, reason: str, cells: int) -> None:
         self.line(f"{reason}; {cells} cells are not measured")

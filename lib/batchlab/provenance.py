@@ -33,13 +33,16 @@ class Gpu:
     memory_gib: float
 
 
-def cell(engine: dict[str, Any], started: float, load: float | None) -> dict[str, Any]:
+def cell(
+    engine: dict[str, Any], started: float, load: float | None, *, commit: str | None = None
+) -> dict[str, Any]:
     """The provenance of one cell.
 
-    `engine` is the engine's own description, `started` a time.time(), `load` the load average before it.
+    `engine` is the engine's own description, `started` a time.time(), `load` the load average before it; `commit`
+    where it is known already (git is asked otherwise).
     """
     begun = datetime.fromtimestamp(started, UTC).isoformat(timespec="seconds")
-    return {"machine": machine(), "commit": git_commit(paths.ROOT), "engine": engine, "load_average": load,
+    return {"machine": machine(), "commit": commit or git_commit(paths.ROOT), "engine": engine, "load_average": load,
             "started": begun, "libraries": libraries()}
 
 

@@ -8,15 +8,13 @@ from typing import Any
 from batchlab import metrics
 from batchlab.errors import UsageError
 from batchlab.flags import count, print_summary, rate
+from batchlab.scenario import POLICIES
 from batchlab.workload.arrivals import arrival_times
-
-# the command's spellings are the articles' engines; the rest of the policies are there too
-ENGINES = ("vllm-v1", "vllm-v0", "tensorrt-llm", "tgi", "sglang", "static")
 
 
 def add_parser(commands: Any) -> None:
     p = commands.add_parser("simulate", help="one cell on a simulated engine: real scheduling, measured operator times")
-    p.add_argument("--engine", required=True, choices=ENGINES)
+    p.add_argument("--engine", required=True, choices=POLICIES)
     p.add_argument("--hardware", required=True, help="aiconfigurator's name of a card: h200_sxm, a100_sxm, …")
     p.add_argument("--model", required=True, help="a name in data/models/, or a folder with a config.json")
     p.add_argument("--input-len", required=True, type=count)

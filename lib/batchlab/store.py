@@ -82,8 +82,13 @@ class Store:
         except (OSError, zipfile.BadZipFile, ValueError) as error:
             raise KeyError(cell_id) from error
 
-    def save(self, cell: Cell, meta: dict[str, Any], requests: pa.Table, iterations: pa.Table) -> Path:
-        """Write a cell whole; UsageError when the disk refuses it, with nothing left behind."""
+    def save(
+        self, cell: Cell, meta: dict[str, Any], requests: pa.Table, iterations: pa.Table, *, durable: bool = True
+    ) -> Path:
+        """Write a cell whole; UsageError when the disk refuses it, with nothing left behind.
+
+        Without `durable` the disk is not waited for: for what a power cut may take, because it is made again at once.
+        """
         document = {"format": FORMAT, "cell": asdict(cell), **meta}
         target = self.path(cell.id)
         temporary = self.folder / f".tmp-{cell.id}-{os.getpid()}"
@@ -95,7 +100,8 @@ class Store:
                     for (name, _), table in zip(_TABLES, (requests, iterations), strict=True):
                         _add(archive, f"{name}.parquet", _write(table))
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         except OSError as error:
             temporary.unlink(missing_ok=True)

@@ -2,16 +2,16 @@
 
 import json
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from batchlab import estimate, measure, metrics, paths, plan, scenario
-from batchlab.cell import Cell
+from batchlab import estimate, measure, metrics, paths, plan, scenario, simulated
+from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import EngineError, UsageError
 from batchlab.progress import Progress
 from batchlab.scenario import Scenario
@@ -24,7 +24,7 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """A scenario, its planned cells and the store of its hardware."""
+    """A scenario, its planned cells and the store of what was measured on its hardware."""
 
     scenario: Scenario
     planned: list[plan.Planned]
@@ -48,8 +48,20 @@ class Study:
         return any(s.name == sweep for s in self.scenario.sweeps)
 
     def can_measure(self) -> str | None:
-        """None when this machine can measure the scenario, else why not, in one line."""
-        return measure.obstacle(self.scenario)
+        """None when this machine can measure the scenario, else why not, in one line. Simulated cells it always can."""
+        engines = {c.engine for c in self.cells() if c.transport != SIMULATED}
+        return measure.obstacle(self.scenario, engines) if engines else None
+
+    def missing(
+        self, sweep: str | None = None, *, retry_invalid: bool = False, tell: Callable[[str], None] = lambda line: None
+    ) -> list[Cell]:
+        """The cells without a usable record, in measuring order."""
+        cells = self.cells(sweep)
+        real = measure.missing(
+            [c for c in cells if c.transport != SIMULATED], self.store, retry_invalid=retry_invalid, tell=tell
+        )
+        left = {c.id for c in real} | {c.id for c in simulated.missing(c for c in cells if c.transport == SIMULATED)}
+        return [c for c in cells if c.id in left]
 
     def measure(
         self,
@@ -59,44 +71,83 @@ class Study:
         retry_invalid: bool = False,
         tell: Callable[[str], None] = _say,
     ) -> measure.Outcome:
-        """Measure what is missing. UsageError when this machine cannot, EngineError never: see Outcome.failures."""
-        cells = [c for c in self.cells(sweep) if engine in (None, c.engine)]
-        wanted = measure.missing(cells, self.store, retry_invalid=retry_invalid, tell=tell)
+        """Simulate and measure what is missing, of one engine of the scenario or of all.
+
+        UsageError when this machine cannot, EngineError never: see Outcome.failures.
+        """
+        asked = {p.cell.id for p in self.planned if engine in (None, p.engine)}
+        left = self.missing(sweep, retry_invalid=retry_invalid, tell=tell)
+        wanted = [c for c in left if c.id in asked]
+        done = self._simulate([c for c in wanted if c.transport == SIMULATED])
+        wanted = [c for c in wanted if c.transport != SIMULATED]
         if not wanted:
-            return measure.Outcome(0, 0, [])
+            return measure.Outcome(0, 0, [], done)
         if reason := self.can_measure():
             raise UsageError(reason)
-        progress = Progress(total=len(wanted), estimator=estimate.fit(self.store, self.cells()), left=wanted)
-        return measure.run(self.scenario, wanted, self.cells(), self.store, progress)
+        real = [c for c in self.cells() if c.transport != SIMULATED]
+        progress = Progress(total=len(wanted), estimator=estimate.fit(self.store, real), left=wanted)
+        return replace(measure.run(self.scenario, wanted, real, self.store, progress), simulated=done)
+
+    def _simulate(self, cells: list[Cell]) -> int:
+        """Simulate these cells, how many they were; the errors of `simulated.run` with the scenario's file."""
+        if not cells:
+            return 0
+        progress = Progress(total=len(cells), estimator=estimate.fit(self.store, cells), left=cells)
+        try:
+            with progress.simulating() as tell:
+                return simulated.run(cells, keep_chunks=self.scenario.keep_chunks, tell=tell)
+        except UsageError as error:
+            raise UsageError(f"{self.scenario.path}: {error}") from None
 
     def ensure(self, sweep: str | None = None) -> pd.DataFrame:
         """Measure what is missing, if this machine can, and return the frame of the sweep's cells.
 
         EngineError, with the engine's last lines, when one could not start: what could be measured is recorded by then.
         """
-        cells = self.cells(sweep)
-        if self.can_measure() is None and measure.missing(cells, self.store, tell=_say):
+        known = self._summaries(self.cells(sweep), tell=_say)
+        left = [c for c in self.cells(sweep) if not known[c.id]["recorded"]]
+        here = self.can_measure() is None if any(c.transport != SIMULATED for c in left) else True
+        if here and left:
             for _, reason, tail in self.measure(sweep).failures:
                 raise EngineError(f"{reason}\n{tail}" if tail else reason, tail)
-        return self.frame(sweep)
+        elif left:
+            self._simulate([c for c in left if c.transport == SIMULATED])
+        return self._frame(sweep, known | self._summaries(left))
 
     def frame(self, sweep: str | None = None) -> pd.DataFrame:
         """A row a planned cell: its coordinates, its summary, and whether it is recorded."""
-        self._check(sweep)
-        summaries: dict[str, dict[str, Any]] = {}
-        rows = []
-        for p in self.planned:
-            if sweep not in (None, p.sweep):
-                continue
-            if p.cell.id not in summaries:
-                summaries[p.cell.id] = self._summary(p.cell)
-            rows.append(_coordinates(p) | summaries[p.cell.id])
-        return pd.DataFrame(rows)
+        return self._frame(sweep, self._summaries(self.cells(sweep)))
 
-    def _summary(self, cell: Cell) -> dict[str, Any]:
+    def _frame(self, sweep: str | None, summaries: dict[str, dict[str, Any]]) -> pd.DataFrame:
+        return pd.DataFrame([_coordinates(p) | summaries[p.cell.id] for p in self.planned if sweep in (None, p.sweep)])
+
+    def _summaries(
+        self, cells: Iterable[Cell], tell: Callable[[str], None] = lambda line: None
+    ) -> dict[str, dict[str, Any]]:
+        """What each cell's record comes to, by id. Each record is read once; one that is damaged is told of."""
+        return {cell.id: self._summary(cell, tell) for cell in cells}
+
+    def _store(self, cell: Cell) -> Store:
+        return simulated.store(cell.hardware) if cell.transport == SIMULATED else self.store
+
+    def _summary(self, cell: Cell, tell: Callable[[str], None]) -> dict[str, Any]:
         try:
-            recorded = self.store.load(cell.id)
-        except (KeyError, DamagedCell):
+            if cell.transport == SIMULATED:  # its digest vouches for the summary that it was stored with
+                meta = self._store(cell).meta(cell.id)
+                summary = meta["summary"]
+            else:
+                recorded = self.store.load(cell.id)
+                meta = recorded.meta
+                summary = metrics.summary(
+                    recorded.requests.to_pandas(),
+                    recorded.iterations.to_pandas(),
+                    max_batch_size=cell.max_batch_size,
+                    gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"),
+                    invalid_reasons=meta["invalid_reasons"],
+                )
+        except (KeyError, DamagedCell) as error:
+            if isinstance(error, DamagedCell):
+                tell(f"{error}; it counts as not measured")
             return {
                 "recorded": False,
                 "machine": None,
@@ -106,30 +157,27 @@ class Study:
                 "valid": False,
                 "invalid_reasons": ["not measured"],
             }
-        source, meta = recorded.meta["provenance"], recorded.meta
-        summary = metrics.summary(
-            recorded.requests.to_pandas(),
-            recorded.iterations.to_pandas(),
-            max_batch_size=cell.max_batch_size,
-            gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"),
-            invalid_reasons=meta["invalid_reasons"],
-        )
+        source = meta["provenance"]
         return {
             "recorded": True,
-            "machine": source["machine"]["name"],
+            # where a simulation ran does not matter: what it simulates does
+            "machine": None if cell.transport == SIMULATED else source["machine"]["name"],
             "commit": source["commit"],
             "measured_at": source["started"],
             **summary,
         }
 
     def provenance(self, cell_id: str) -> dict[str, Any]:
-        return self.store.meta(cell_id)["provenance"]
+        return self._store_of(cell_id).meta(cell_id)["provenance"]
 
     def requests(self, cell_id: str) -> pd.DataFrame:
-        return self.store.load(cell_id).requests.to_pandas()
+        return self._store_of(cell_id).load(cell_id).requests.to_pandas()
 
     def iterations(self, cell_id: str) -> pd.DataFrame:
-        return self.store.load(cell_id).iterations.to_pandas()
+        return self._store_of(cell_id).load(cell_id).iterations.to_pandas()
+
+    def _store_of(self, cell_id: str) -> Store:
+        return next((self._store(p.cell) for p in self.planned if p.cell.id == cell_id), self.store)
 
 
 def open_study(name: str | Path) -> Study:
@@ -143,10 +191,10 @@ def _coordinates(p: plan.Planned) -> dict[str, Any]:
     fixed = lengths["kind"] == "fixed"
     return {
         "cell": cell.id,
-        "engine": cell.engine,
+        "engine": p.engine,
         "engine_version": cell.engine_version,
         "hardware": cell.hardware,
-        "evidence": "measured",
+        "evidence": cell.evidence,
         "transport": cell.transport,
         "engine_options": json.dumps(cell.engine_options, sort_keys=True),
         "model": cell.model,

@@ -47,7 +47,8 @@ def describe(rows: pd.DataFrame, engine: str, evidence: str, transport: Any) -> 
     version = texts(done, "engine_version")
     machine = texts(done, "machine") or texts(rows, "hardware")
     named = " ".join(filter(None, [engine_name(engine), version]))
-    parts = [evidence, named, TRANSPORTS.get(transport, transport or ""), machine, sample(done)]
+    way = "" if transport == evidence else TRANSPORTS.get(transport, transport or "")
+    parts = [evidence, named, way, machine, sample(done)]
     return ", ".join(p for p in parts if p)
 
 

@@ -24,16 +24,20 @@ COLOURS = {
     "vllm": "#0072B2",
     "vllm-v1": "#0072B2",
     "vllm-v0": "#56B4E9",
+    "vllm-v0-multi-step": "#8C6BB1",
     "tensorrt-llm": "#D55E00",
+    "tensorrt-llm-equal": "#E69F00",
     "tgi": "#009E73",
     "sglang": "#CC79A7",
 }
-SPARE_COLOURS = ("#8C6BB1", "#B8860B", "#4D4D4D")
+SPARE_COLOURS = ("#7F7F7F", "#B8860B", "#4D4D4D")
 NAMES = {
     "vllm": "vLLM",
     "vllm-v1": "vLLM (V1)",
     "vllm-v0": "vLLM (V0)",
+    "vllm-v0-multi-step": "vLLM (V0, multi-step)",
     "tensorrt-llm": "TensorRT-LLM",
+    "tensorrt-llm-equal": "TensorRT-LLM (equal steps)",
     "tgi": "TGI",
     "sglang": "SGLang",
 }

@@ -4,7 +4,8 @@ from typing import Any
 
 import pandas as pd
 
-from batchlab import estimate, measure, paths
+from batchlab import estimate, paths
+from batchlab.cell import SIMULATED
 from batchlab.plots.labels import length
 from batchlab.plots.select import recorded, valid
 from batchlab.plots.style import engine_name
@@ -19,26 +20,26 @@ ALL_AT_ONCE = ("throughput", "repeats")
 def where(study: Study) -> Reading:
     """Whether this machine can measure the scenario, and how much there is to measure."""
     cells = study.cells()
-    absent = measure.missing(cells, study.store)
+    absent = study.missing()
     sentences = [
         f"{len(cells)} cells are planned. When this notebook began, {len(cells) - len(absent)} were recorded and "
         f"{len(absent)} missing."
     ]
     if absent:
-        reason = (study.can_measure() or "").replace(f"{paths.ROOT}/", "")
-        sentences.append(
-            f"They cannot be measured here: {reason}."
-            if reason
-            else f"Measuring them here takes about {clock(study, absent)}, engine starts included."
-        )
+        real = [c for c in absent if c.transport != SIMULATED]
+        reason = (study.can_measure() or "").replace(f"{paths.ROOT}/", "") if real else ""
+        if len(real) < len(absent):
+            sentences.append(f"{len(absent) - len(real)} of the missing ones are simulated, on any machine.")
+        if reason:
+            sentences.append(f"{len(real)} cannot be measured here: {reason}.")
+        else:
+            sentences.append(f"That takes about {clock(study, absent)} here, engine starts included.")
     return Reading(tuple(sentences))
 
 
 def clock(study: Study, cells: list[Any]) -> str:
     """The estimated time for these cells, in words."""
-    estimator = estimate.fit(study.store, study.cells())
-    starts = len({c.launch_key() for c in cells})
-    return estimate.clock(sum(estimator.seconds(c) for c in cells) + starts * estimator.start_s)
+    return estimate.clock(estimate.fit(study.store, study.cells()).total(cells))
 
 
 def engines(study: Study) -> Table:

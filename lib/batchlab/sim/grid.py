@@ -2,14 +2,17 @@
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from batchlab.sim.api import simulate
 from batchlab.sim.result import SimResult
 
+Job = TypeVar("Job")
 Reduced = TypeVar("Reduced")
+WORTH_A_PROCESS = 8  # jobs: a process takes seconds to import what it needs, a job a tenth of one
 
 
 def simulate_many(
@@ -18,20 +21,34 @@ def simulate_many(
     """`simulate(**call)` for each call, reduced where it was computed; the results in the calls' order.
 
     `reduce(position, result)` must be a function of a module: it is sent to the workers, and what it returns comes
-    back (so write a cell's records in it, or keep a few numbers). Calls that share an engine and hardware should be
-    neighbours: a worker reads the operator tables once for each. One process, or one call, runs here. Raises what
-    the first failing call raises.
+    back. Calls that share an engine and hardware should be neighbours: a worker reads the operator tables once for
+    each. Raises what the first failing call raises.
     """
-    jobs = list(enumerate(calls))
-    processes = min(processes or os.cpu_count() or 1, len(jobs))
+    return list(over_cores(partial(_run, reduce=reduce), list(enumerate(calls)), processes))
+
+
+def over_cores(
+    function: Callable[[Job], Reduced], jobs: Sequence[Job], processes: int | None = None
+) -> Iterator[Reduced]:
+    """`function` of each job, in the jobs' order, as they are done; in this process where there are few jobs.
+
+    `function` must be one of a module, or a partial of one. Raises what the first failing job raises.
+    """
+    processes = processes or min(_cores(), -(-len(jobs) // WORTH_A_PROCESS))
     if processes <= 1:
-        return [_run(job, reduce) for job in jobs]
+        yield from map(function, jobs)
+        return
     # spawn: a notebook's kernel has threads, which a forked child would inherit half-way
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         chunk = max(1, min(32, len(jobs) // (4 * processes)))
-        return list(pool.map(_run, jobs, [reduce] * len(jobs), chunksize=chunk))
+        yield from pool.map(function, jobs, chunksize=chunk)
 
 
-def _run(job: tuple[int, dict[str, Any]], reduce: Callable[[int, SimResult], Reduced]) -> Reduced:
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _run(job: tuple[int, dict[str, Any]], *, reduce: Callable[[int, SimResult], Reduced]) -> Reduced:
     position, call = job
     return reduce(position, simulate(**call))
