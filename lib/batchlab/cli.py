@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from batchlab import estimate, metrics, replay_command, simulate_command
+from batchlab import audit_command, estimate, metrics, replay_command, simulate_command
 from batchlab.cell import SIMULATED
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
     replay_command.add_parser(commands)
     simulate_command.add_parser(commands)
+    audit_command.add_parser(commands)
     return top
 
 

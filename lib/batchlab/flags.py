@@ -43,3 +43,11 @@ def print_summary(summary: dict[str, Any], *, as_json: bool) -> None:
         return
     width = max(map(len, summary))
     print("\n".join(f"{key:<{width}}  {value}" for key, value in summary.items() if value is not None))
+
+
+def share(text: str) -> float:
+    """A flag's number from 0 to below 1."""
+    value = _number(text)
+    if not 0 <= value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 to below 1")
+    return value
