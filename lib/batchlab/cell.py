@@ -6,6 +6,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 SIMULATED = "simulated"  # the transport of a simulated engine
+# limits that an engine can lower while it runs; the others, and all of the engines not named here, take a new start
+WARM_LIMITS = {"vllm": ("max_batch_size", "max_num_tokens"), "sglang": ("max_batch_size",)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,9 @@ class Cell:
         """What its record is worth: "measured" on a real engine, or "simulated"."""
         return "simulated" if self.transport == SIMULATED else "measured"
 
-    def launch_key(self) -> tuple[str, ...]:
+    def launch_key(self) -> tuple[str | int, ...]:
         """What cannot change while an engine runs: cells with the same key share one warm engine."""
+        warm = WARM_LIMITS.get(self.engine, ())
         return (
             self.engine,
             self.engine_version,
@@ -55,6 +58,8 @@ class Cell:
             self.hardware,
             self.transport,
             json.dumps(self.engine_options, sort_keys=True),
+            0 if "max_batch_size" in warm else self.max_batch_size,
+            0 if "max_num_tokens" in warm else self.max_num_tokens,
         )
 
     def describe(self) -> str:

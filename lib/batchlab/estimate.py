@@ -6,7 +6,7 @@ any, stated guesses stand in.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from batchlab.store import Store
 GUESSES = {"cpu": (0.004, 0.00008, 1.5), "gpu": (0.008, 0.00002, 1.5)}
 SIMULATED_S = 0.25  # a core's time for a simulated cell of 1,024 requests
 START_S = {"cpu": 60.0, "gpu": 100.0}  # an engine's start, before one has been seen
+# other engines' on a GPU; sglang's: seen on an H200, the other two: guesses
+STARTS_S = {"sglang": 125.0, "tensorrt-llm": 180.0, "tgi": 150.0, "attach": 0.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +29,16 @@ class Estimator:
     coefficients: tuple[float, float, float]
     start_s: float
     fitted_on: int
+    starts_s: dict[str, float] = field(default_factory=dict)  # of engines that differ from `start_s`
+
+    def start_of(self, engine: str) -> float:
+        """Seconds that a start of this engine takes."""
+        return self.starts_s.get(engine, self.start_s)
 
     def total(self, cells: list[Cell]) -> float:
         """Seconds for all of these cells, engine starts included."""
-        starts = len({c.launch_key() for c in cells if c.transport != SIMULATED})
-        return sum(self.seconds(c) for c in cells) + starts * self.start_s
+        starts = {c.launch_key() for c in cells if c.transport != SIMULATED}
+        return sum(self.seconds(c) for c in cells) + sum(self.start_of(engine) for engine, *_ in starts)
 
     def seconds(self, cell: Cell) -> float:
         if cell.transport == SIMULATED:
@@ -57,26 +64,27 @@ def fit(store: Store, cells: list[Cell]) -> Estimator:
     """An estimator from what the store already holds of these cells (all at once only: finite rates wait for
     arrivals)."""
     kind = "cpu" if cells and cells[0].hardware == "cpu" else "gpu"
-    rows, seconds, starts = [], [], []
+    rows, seconds, starts = [], [], {}
     recorded = store.ids()
     for cell in cells:
         if cell.id not in recorded:
             continue
         try:
             meta = store.meta(cell.id)
-            starts.append(meta["provenance"]["engine"]["start_s"])
+            starts.setdefault(cell.engine, []).append(meta["provenance"]["engine"]["start_s"])
             if cell.request_rate is None:
                 seconds.append(meta["duration_s"])
                 rows.append([*work(cell), 1.0])
         except (KeyError, TypeError):
             continue
-    start_s = float(np.median(starts)) if starts else START_S[kind]
+    seen = {engine: float(np.median(values)) for engine, values in starts.items()}
+    start_s, starts_s = seen.pop("vllm", START_S[kind]), STARTS_S | seen
     if len(rows) < 4:
-        return Estimator(GUESSES[kind], start_s, 0)
+        return Estimator(GUESSES[kind], start_s, 0, starts_s)
     from scipy.optimize import nnls  # half a second to import, and most notebooks never fit
 
     coefficients, _ = nnls(np.array(rows), np.array(seconds))
-    return Estimator(tuple(float(x) for x in coefficients), start_s, len(rows))
+    return Estimator(tuple(float(x) for x in coefficients), start_s, len(rows), starts_s)
 
 
 def clock(seconds: float) -> str:

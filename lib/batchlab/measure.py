@@ -1,13 +1,14 @@
 """Measure what is missing: one warm engine a group of cells, a cell at a time, each stored before the next begins."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, groupby
 from typing import Any
 
 from batchlab import metrics, models, provenance, records, validity
 from batchlab.cell import Cell
+from batchlab.engines.sglang import SglangEngine
 from batchlab.engines.vllm import VllmEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.plan import largest_limits
@@ -16,7 +17,7 @@ from batchlab.scenario import Limits, Scenario
 from batchlab.store import DamagedCell, Store
 from batchlab.workload import Workload, build
 
-ENGINES = {"vllm": VllmEngine}
+ENGINES = {"vllm": VllmEngine, "sglang": SglangEngine}
 WARM_UP_REQUESTS = 8
 RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 
@@ -86,14 +87,18 @@ def run(
     return Outcome(measured, invalid, failures)
 
 
-def stream(scenario: Scenario, cells: Iterator[Cell], limits: Limits, store: Store, progress: Progress) -> None:
-    """Measure cells of one launch key as they come, on one warm engine that is started for the first with `limits`.
+def stream(
+    scenario: Scenario, cells: Iterator[Cell], most: Callable[[Cell], Limits], store: Store, progress: Progress
+) -> None:
+    """Measure cells as they come, on one warm engine while they share a launch key.
 
-    The next cell is asked for when the last is recorded, so that it may depend on it. EngineError when the engine
-    cannot start or dies too often.
+    The next cell is asked for when the last is recorded, so that it may depend on it. most: the limits that an engine
+    for such a cell is started with. EngineError when an engine cannot start or dies too often.
     """
     with store.writing():
-        _group(scenario, cells, limits, store, progress)
+        for _, members in groupby(cells, key=Cell.launch_key):
+            first = next(members)
+            _group(scenario, chain([first], members), most(first), store, progress)
 
 
 def _group(
@@ -185,12 +190,24 @@ def _cell(
     requests = records.table(rows, records.REQUESTS)
     iterations = records.table(traced.iterations, records.ITERATIONS)
     frame = requests.to_pandas()
-    reasons = validity.reasons(cell, frame, iterations.to_pandas(), replayed.check, traced=True)
+    traces = traced.source != "none"
+    reasons = validity.reasons(
+        cell,
+        frame,
+        iterations.to_pandas(),
+        replayed.check,
+        traced=traces,
+        by_request=traced.source == "scheduler",
+    )
+    reasons += traced.reasons
     store.save(
         cell,
         {
             "invalid_reasons": reasons,
             "checks": replayed.check,
+            "unchecked": list(traced.unchecked),
+            "iterations_from": traced.source,
+            "told": traced.facts,
             "duration_s": metrics.duration_s(frame),
             "note": workload.note,
             "gpu": gpu.summary(),
@@ -230,7 +247,7 @@ def obstacle(scenario: Scenario, engines: Iterable[str]) -> str | None:
         )
     for name in sorted(engines):
         try:
-            ENGINES[name].find(scenario.engines[name].version)
+            ENGINES[name].find(scenario.engines[name])
         except UsageError as error:
             return str(error)
     return None

@@ -12,7 +12,8 @@ from batchlab import paths
 from batchlab.cell import SIMULATED
 from batchlab.errors import UsageError
 
-ENGINES = ("vllm",)  # real ones, see measure.ENGINES
+ENGINES = ("vllm", "tensorrt-llm", "tgi", "sglang", "attach")  # real ones, see measure.ENGINES
+IN_PROCESS = ("vllm",)  # the real ones that have the transport `inprocess`
 POLICIES = ("vllm-v1", "vllm-v0", "tensorrt-llm", "tgi", "sglang", "static")  # simulated ones, see sim.POLICIES
 Positive = Annotated[int, Field(gt=0, strict=True)]
 PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -149,6 +150,31 @@ class EngineSpec(EngineOptions):
     env: dict[str, str] = {}
     port: Annotated[int, Field(ge=1, le=65535)] | None = None
     startup_timeout_s: PositiveNumber = 900.0
+    runtime: Literal["local", "container"] = "local"
+    image: str | None = None  # of the container, instead of the release's own
+    # of an engine that already runs (`attach`)
+    base_url: str | None = None
+    api: Literal["openai-completions", "openai-chat", "tgi"] | None = None
+    served_model_name: str | None = None
+    limits: "Limits | None" = None  # what it was started with: the user's word, which nothing can check
+
+    def fault(self, name: str) -> str | None:
+        """What does not fit the engine of this name, as `key: what is wrong; the mend`."""
+        attached = {"base_url", "api", "served_model_name", "limits"}
+        given = {key for key in (*attached, "image") if getattr(self, key) is not None}
+        if name != "attach" and given & attached:
+            return f"{min(given & attached)}: belongs to the engine `attach`; remove it"
+        if name == "attach":
+            for key in ("base_url", "limits"):
+                if key not in given:
+                    return f"{key}: missing; say where the engine runs (base_url) and its limits as it was started"
+            if self.runtime == "container" or "image" in given:
+                return "runtime: `attach` starts nothing; remove runtime and image"
+        if name == "vllm" and self.runtime == "container":
+            return "runtime: vllm runs in a Python of its own (its scheduler is ours); remove it"
+        if "image" in given and self.runtime != "container":
+            return "image: belongs to runtime `container`; add `runtime: container` or remove it"
+        return None
 
     def options(self, override: EngineOptions | None = None) -> dict[str, Any]:
         """The identity-relevant options, without those left at their default."""
@@ -240,6 +266,8 @@ class Scenario(_Strict):
                 raise ValueError(_unknown(f"engines.{name}.engine", spec.engine, POLICIES))
             if not spec.engine and name not in (*ENGINES, *POLICIES):
                 raise ValueError(_unknown("engines", name, dict.fromkeys((*ENGINES, *POLICIES))))
+            if fault := spec.fault(name):
+                raise ValueError(f"engines.{name}.{fault}")
         seen: set[str] = set()
         for sweep in self.sweeps:
             if sweep.name in seen:
@@ -251,7 +279,7 @@ class Scenario(_Strict):
                         raise ValueError(_unknown(f"sweeps.{sweep.name}.{key}", name, known))
             for name in self.engines_of(sweep) or self.engines:
                 if not self.runs(name, sweep.transport):
-                    can = POLICIES if sweep.transport == SIMULATED else ENGINES
+                    can = POLICIES if sweep.transport == SIMULATED else _real(sweep.transport)
                     raise ValueError(
                         f"sweeps.{sweep.name}: engine `{name}` has no transport `{sweep.transport}`; these have it: "
                         f"{', '.join(can)}"
@@ -261,11 +289,17 @@ class Scenario(_Strict):
     def runs(self, engine: str, transport: str) -> bool:
         """Whether an engine of this scenario can be asked over a transport."""
         spec = self.engines[engine]
-        return (spec.engine or engine) in POLICIES if transport == SIMULATED else not spec.engine and engine in ENGINES
+        if transport == SIMULATED:
+            return (spec.engine or engine) in POLICIES
+        return not spec.engine and engine in _real(transport)
 
     def engines_of(self, sweep: Sweep) -> list[str]:
         """The engines that a sweep asks: those it names, else all that its transport can run."""
         return sweep.engines or [name for name in self.engines if self.runs(name, sweep.transport)]
+
+
+def _real(transport: str) -> tuple[str, ...]:
+    return IN_PROCESS if transport == "inprocess" else ENGINES
 
 
 def _unknown(where: str, name: str, known: Any) -> str:

@@ -30,14 +30,16 @@ def reasons(
     *,
     traced: bool,
     chat: bool = False,
+    by_request: bool = True,
 ) -> list[str]:
     """Why this cell did not measure what it says; empty when it did.
 
-    `traced`: the engine wrote its iterations. `chat`: a chat template adds tokens of its own to each prompt.
+    `traced`: the engine wrote its iterations. `by_request`: and its times of each request. `chat`: a chat template adds
+    tokens of its own to each prompt.
     """
     found = [*_answers(requests, chat), *_arrivals(cell, requests), *_client(requests, client)]
     if traced:
-        found += [*_inside(cell, requests, iterations), *_lag(requests)]
+        found += [*_inside(cell, requests, iterations, by_request), *_lag(requests)]
     return found
 
 
@@ -106,7 +108,7 @@ def _client(r: pd.DataFrame, client: dict[str, Any]) -> Iterator[str]:
         yield f"the client read {share} of the chunks too late to time them (limit {100 * MERGED_SHARE:.0f}%)"
 
 
-def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame) -> Iterator[str]:
+def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame, by_request: bool) -> Iterator[str]:
     if it.empty:
         yield "the engine wrote no iteration"
         return
@@ -124,7 +126,7 @@ def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame) -> Iterator[str]:
         shown = ", ".join(f"{b}/{t}" for b, t in sorted(in_force))
         yield f"the engine's limits were {shown}, not {cell.max_batch_size}/{cell.max_num_tokens}"
     missing = r[metrics.completed(r) & r["engine_last_s"].isna()]
-    if len(missing):
+    if by_request and len(missing):
         yield f"the engine's trace lacks {len(missing)} requests ({_some(missing['index'])})"
 
 

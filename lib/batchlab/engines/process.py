@@ -1,6 +1,7 @@
 """An engine's process: started under a supervisor, watched by process and health, stopped surely."""
 
 import contextlib
+import json
 import os
 import re
 import socket
@@ -45,7 +46,7 @@ class EngineProcess:
             with contextlib.suppress(OSError):
                 self.child.stdin.close()
         try:
-            self.child.wait(supervise.GRACE_S + 10.0)
+            self.child.wait(supervise.GRACE_S + supervise.CLEANUP_S + 10.0)
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()
@@ -81,8 +82,11 @@ def _inherited() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
 
 
-def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path) -> EngineProcess:
-    """Start a command under the supervisor; EngineError when it cannot be started at all."""
+def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path, cleanup: Sequence[str] = ()) -> EngineProcess:
+    """Start a command under the supervisor; EngineError when it cannot be started at all.
+
+    `cleanup` is a command that is run once this one has ended, however it ended.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
     try:
@@ -91,7 +95,7 @@ def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path) -> Engi
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            env={**_inherited(), **env},
+            env={**_inherited(), **env, **({"BATCHLAB_CLEANUP": json.dumps(list(cleanup))} if cleanup else {})},
             start_new_session=True,
         )
     except OSError as error:

@@ -2,11 +2,13 @@
 
 `python supervise.py LOG COMMAND ...` starts the command in a process group of its own, its output appended to
 LOG. When this process's standard input ends (because the starter closed it, or was killed) or SIGTERM comes,
-the whole group gets SIGTERM and, after ten seconds, SIGKILL. Exits with the command's status. Standard library
-only: it may run under an engine's Python.
+the whole group gets SIGTERM and, after ten seconds, SIGKILL. Then BATCHLAB_CLEANUP is run, a command as a JSON list:
+what removes a container, which is no child of ours. Exits with the command's status. Standard library only: it may run
+under an engine's Python.
 """
 
 import contextlib
+import json
 import os
 import select
 import signal
@@ -15,6 +17,7 @@ import sys
 import time
 
 GRACE_S = 10.0
+CLEANUP_S = 30.0
 
 
 def group_alive(group: int) -> bool:
@@ -39,7 +42,16 @@ def stop_group(child: subprocess.Popen, grace_s: float = GRACE_S) -> None:
             time.sleep(0.05)
 
 
+def clean_up(command: list[str]) -> None:
+    """Run it, in silence: nothing to remove is no failure."""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=CLEANUP_S
+        )
+
+
 def main(log_path: str, *command: str) -> int:
+    after = json.loads(os.environ.pop("BATCHLAB_CLEANUP", "[]"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with open(log_path, "ab") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
@@ -50,6 +62,8 @@ def main(log_path: str, *command: str) -> int:
                 break
     finally:
         stop_group(child)
+        if after:
+            clean_up(after)
     return child.returncode if child.returncode is not None else 1
 
 

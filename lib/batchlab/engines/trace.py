@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from batchlab.scenario import Limits
@@ -15,11 +15,20 @@ _INDEX = re.compile(r"(?:^|-)b(\d+)(?:-|$)")
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What the engine says of one cell: rows for ITERATIONS, engine columns by request index, limits seen."""
+    """What the engine says of one cell: rows for ITERATIONS, engine columns by request index, limits seen.
+
+    `source`: where that comes from, "scheduler" (its own trace, requests included), "log", "metrics", or "none".
+    `reasons`: why the cell is invalid by what only the engine's side knows. `unchecked`: what could not be looked at.
+    `facts`: anything else that it told, for the record.
+    """
 
     iterations: list[dict]
     requests: dict[int, dict]
     limits: list[tuple[int, int]]
+    source: str = "scheduler"
+    reasons: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    facts: dict = field(default_factory=dict)
 
 
 def set_limits(path: Path, limits: Limits) -> None:

@@ -12,6 +12,7 @@ from multiprocessing.connection import Client, Connection
 from pathlib import Path
 from typing import Any
 
+from batchlab.cell import WARM_LIMITS
 from batchlab.client import Replay, Target, replay
 from batchlab.engines import inprocess, process
 from batchlab.engines.token_rule import adjusting
@@ -27,8 +28,12 @@ class VllmEngine:
     """One warm vLLM. Start it with the largest limits of the sweep; `reconfigure` lowers them while it runs."""
 
     name = "vllm"
-    warm_limits = True
-    find = staticmethod(python_for)
+    warm_limits = WARM_LIMITS["vllm"]
+
+    @staticmethod
+    def find(spec: EngineSpec) -> Path:
+        """The Python that holds this vLLM; UsageError when there is none."""
+        return python_for(spec.version)
 
     def __init__(
         self, spec: EngineSpec, options: dict[str, Any], model: ModelFiles, transport: str, *, log: Path
