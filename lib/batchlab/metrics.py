@@ -94,15 +94,15 @@ def duration_s(requests: pd.DataFrame) -> float:
     return requests.loc[completed(requests), "last_s"].max() - requests["sent_s"].min()
 
 
-def goodput_req_s(
+def meets(
     requests: pd.DataFrame,
     *,
     ttft_limit_ms: float | None = None,
     tpot_limit_ms: float | None = None,
     e2e_limit_ms: float | None = None,
-) -> float:
-    """Requests a second that meet every given limit. A missing metric misses its limit, except a request of one
-    token, which has no TPOT to miss."""
+) -> pd.Series:
+    """Which requests meet every given limit. A missing metric misses its limit, except a request of one token, which
+    has no TPOT to miss. A boolean a row."""
     good = completed(requests)
     for values, limit in ((ttft_ms(requests), ttft_limit_ms), (e2e_ms(requests), e2e_limit_ms)):
         if limit is not None:
@@ -110,8 +110,13 @@ def goodput_req_s(
     if tpot_limit_ms is not None:
         single = completed(requests) & (requests["tokens"] == requests["first_tokens"]) & (requests["output_len"] == 1)
         good &= (tpot_ms(requests) <= tpot_limit_ms) | single
+    return good
+
+
+def goodput_req_s(requests: pd.DataFrame, **limits: float | None) -> float:
+    """Requests a second that meet every given limit (see `meets`)."""
     span = duration_s(requests)
-    return float(good.sum() / span) if span > 0 else 0.0
+    return float(meets(requests, **limits).sum() / span) if span > 0 else 0.0
 
 
 def step_durations_s(iterations: pd.DataFrame) -> np.ndarray:
