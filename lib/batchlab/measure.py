@@ -97,8 +97,9 @@ def stream(
     """
     with store.writing():
         for _, members in groupby(cells, key=Cell.launch_key):
-            first = next(members)
-            _group(scenario, chain([first], members), most(first), store, progress)
+            alike = iter(members)
+            first = next(alike)
+            _group(scenario, chain([first], alike), most(first), store, progress)
 
 
 def _group(
