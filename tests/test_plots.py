@@ -316,3 +316,22 @@ def test_labels_name_the_transport_only_where_it_differs():
     both = plots.side_by_side(plots.points(pd.concat([http, inside])), "max_batch_size", "tpot_mean_ms")[0]
     assert "vLLM" in texts(alone) and "in process" not in texts(alone)
     assert "vLLM, in process" in texts(both) and "vLLM, HTTP" in texts(both)
+
+
+def test_many_engines_are_named_below_the_panels(study):
+    engines = ("tensorrt-llm", "vllm-v0", "vllm-v1")
+    frame = pd.concat([synthetic.cells("throughput", e, "simulated") for e in engines])
+    axes = plots.side_by_side(plots.points(frame), "max_batch_size", "output_throughput_tok_s")
+    (legend,) = axes[0].figure.legends
+    assert legend.get_title().get_text() == "Simulated"
+    assert [t.get_text() for t in legend.get_texts()] == ["TensorRT-LLM", "vLLM (V0)", "vLLM (V1)"]
+    assert not any("vLLM" in texts(ax) for ax in axes)
+    sizes = {line.get_markersize() for line in axes[0].lines if line.get_marker() == "s"}
+    assert len(sizes) == 3, "equal values would hide one another"
+    shown = plots.save(axes[0].figure, "many", "x", study)
+    told = "simulated, TensorRT-LLM 0.32.0, vLLM (V0) 0.32.0, vLLM (V1) 0.32.0, test machine, 2 cores, n = 3 × 64"
+    assert shown.caption.startswith(told) and "interval" not in shown.caption
+    mixed = plots.points(pd.concat([frame, synthetic.cells()]))
+    (legend,) = plots.running_batches(mixed)[0].figure.legends
+    assert "vLLM" in [t.get_text() for t in legend.get_texts()] and legend.get_title().get_text() == ""
+    assert "vLLM (V0), simulated" in [t.get_text() for t in legend.get_texts()]

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, PercentFormatter
 from batchlab.errors import UsageError
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import dataset_title, whole
+from batchlab.plots.legend import legend, many, marker_size
 from batchlab.plots.limits import (
     draw_series,
     fixed_at,
@@ -36,6 +37,7 @@ def running_batch(
     if ax is None:
         ax = new_figure(5.6, 3.9).subplots()
         attach(ax.figure, points)
+        legend(ax.figure, points)
     limits = points["max_batch_size"].dropna().astype(float)
     limit_axis(ax, limits.tolist(), "max_batch_size")
     ax.set_yscale("log", base=2)
@@ -45,11 +47,19 @@ def running_batch(
         ends_at = np.array([limits.min(), limits.max()])
         ax.plot(ends_at, ends_at, color=MUTED, linewidth=1, linestyle=(0, (2, 2)))
         ends.append((float(ends_at[1]), float(ends_at[1]), "limit", MUTED))
-    named = several_transports(points)
-    ends += [
-        draw_series(ax, rows, "max_batch_size", metric, series_style(*key, name_transport=named))
-        for key, rows in series(points)
+    named, drawn = several_transports(points), list(series(points))
+    lines = [
+        draw_series(
+            ax,
+            rows,
+            "max_batch_size",
+            metric,
+            series_style(*key, name_transport=named),
+            size=marker_size(place, len(drawn)),
+        )
+        for place, (key, rows) in enumerate(drawn)
     ]
+    ends += [] if many(points) else lines
     shown = points.loc[recorded(points), metric].dropna()
     if len(limits):
         low = min(limits.min(), shown[shown > 0].min()) if (shown > 0).any() else limits.min()
@@ -77,6 +87,7 @@ def running_batches(
     for ax, name in zip(axes, names, strict=True):
         running_batch(line[line["dataset"] == name], ax, metric=metric)
     attach(axes[0].figure, line)
+    legend(axes[0].figure, line)
     return axes
 
 

@@ -41,15 +41,21 @@ def counted(found: list[str]) -> str:
     return ", ".join(shown + ([f"{len(common) - 3} more reasons"] if len(common) > 3 else []))
 
 
-def describe(rows: pd.DataFrame, engine: str, evidence: str, transport: Any) -> str:
-    """One series: "measured, vLLM 0.32.0, HTTP, AMD EPYC, n = 3 × 64 requests"."""
+def describe(rows: pd.DataFrame, engine: str, evidence: str, transport: Any) -> tuple[str, str, str]:
+    """One series: evidence, engine with version, and the rest: ("measured", "vLLM 0.32.0", "HTTP, AMD EPYC, n = 3")."""
     done = rows[recorded(rows)]
-    version = texts(done, "engine_version")
+    named = " ".join(filter(None, [engine_name(engine), texts(done, "engine_version")]))
     machine = texts(done, "machine") or texts(rows, "hardware")
-    named = " ".join(filter(None, [engine_name(engine), version]))
     way = "" if transport == evidence else TRANSPORTS.get(transport, transport or "")
-    parts = [evidence, named, way, machine, sample(done)]
-    return ", ".join(p for p in parts if p)
+    return evidence, named, ", ".join(filter(None, [way, machine, sample(done)]))
+
+
+def together(described: list[tuple[str, str, str]]) -> list[str]:
+    """Series that differ in their engine only are told at once: "simulated, TensorRT-LLM 0.14.0, TGI 3.3.5, h100"."""
+    engines: dict[tuple[str, str], list[str]] = {}
+    for evidence, engine, rest in described:
+        engines.setdefault((evidence, rest), []).append(engine)
+    return [", ".join(filter(None, [evidence, *dict.fromkeys(who), rest])) for (evidence, rest), who in engines.items()]
 
 
 def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str:
@@ -65,9 +71,10 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
     for (engine, evidence, transport), rows in series(frame):
         if recorded(rows).any():
             shown.append(describe(rows, engine, evidence, transport))
-    parts = list(dict.fromkeys(shown)) or ["no cell recorded yet"]
-    if "n" in frame and recorded(frame).any():
-        parts.append(_bars(frame.loc[recorded(frame), "n"]))
+    parts = together(shown) or ["no cell recorded yet"]
+    real = recorded(frame) & (frame["evidence"] != "simulated")
+    if "n" in frame and real.any():
+        parts.append(_bars(frame.loc[real, "n"]))
     done, good = recorded(frame), valid(frame)
     bad = frame[done & ~good]
     if len(bad):

@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 from batchlab.errors import UsageError
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import OTHER_AXIS, axis_label, dataset_title, whole
+from batchlab.plots.legend import legend, many, marker_size
 from batchlab.plots.select import along, datasets, recorded, require, series, several_transports, valid
 from batchlab.plots.style import MUTED, SeriesStyle, new_figure, series_style, styled
 
@@ -88,6 +89,7 @@ def draw_series(
     look: SeriesStyle,
     *,
     band: bool = False,
+    size: float = 6.0,
 ) -> End:
     """One series: a line over valid points, broken at invalid and missing ones; hollow markers where invalid.
 
@@ -107,7 +109,7 @@ def draw_series(
     draw_interval(ax, x, y, rows, metric, look, band)
     hollow = shown & ~good
     solid = shown & good
-    common = {"linestyle": "none", "marker": look.marker, "color": look.colour, "zorder": 3}
+    common = {"linestyle": "none", "marker": look.marker, "color": look.colour, "markersize": size, "zorder": 3}
     if look.marker == "x":
         common |= {"markersize": 8, "markeredgewidth": 1.8, "zorder": 4}
     ax.plot(x[solid], y[solid], **common)
@@ -206,13 +208,22 @@ def against(
     if ax is None:
         ax = new_figure(5.6, 3.6).subplots()
         attach(ax.figure, points)
+        legend(ax.figure, points)
     limit_axis(ax, points[axis].tolist(), axis)
     if log_y:
         plain_log_y(ax)
-    named = several_transports(points)
+    named, drawn = several_transports(points), list(series(points))
     ends = [
-        draw_series(ax, rows, axis, metric, series_style(*key, name_transport=named), band=band)
-        for key, rows in series(points)
+        draw_series(
+            ax,
+            rows,
+            axis,
+            metric,
+            series_style(*key, name_transport=named),
+            band=band,
+            size=marker_size(place, len(drawn)),
+        )
+        for place, (key, rows) in enumerate(drawn)
     ]
     shown = points[recorded(points) & points[metric].notna()]
     if len(shown):
@@ -222,7 +233,8 @@ def against(
         )
     else:
         empty_panel(ax, "no cell recorded yet" if len(points) else "not planned in this scenario")
-    label_ends(ax, ends, points[axis].max())
+    if not many(points):
+        label_ends(ax, ends, points[axis].max())
     name = title if title is not None else (dataset_title(points.iloc[0]) if len(points) else "")
     panel_title(
         ax,
@@ -254,6 +266,7 @@ def side_by_side(
         for ax in axes[1:]:
             ax.set_ylabel("")
     attach(axes[0].figure, line)
+    legend(axes[0].figure, line)
     return axes
 
 

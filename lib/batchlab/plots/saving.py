@@ -96,7 +96,9 @@ def under(fig: Figure, caption: str) -> Any:
     """The caption as small text below the picture."""
     width = int(fig.get_figwidth() * 16.8)
     text = "\n".join(textwrap.wrap(caption, width))
-    return fig.text(0.01, -0.01, text, ha="left", va="top", fontsize=7.5, color=MUTED, in_layout=True)
+    to_figure = fig.transFigure.inverted()
+    bottom = min([0.0, *(round(found.get_window_extent().transformed(to_figure).y0, 3) for found in fig.legends)])
+    return fig.text(0.01, bottom - 0.01, text, ha="left", va="top", fontsize=7.5, color=MUTED, in_layout=True)
 
 
 def slug(text: str) -> str:

@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import dataset_title
+from batchlab.plots.legend import legend, many
 from batchlab.plots.limits import (
     End,
     empty_panel,
@@ -61,6 +62,7 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
     if ax is None:
         ax = new_figure(5.6, 3.6).subplots()
         attach(ax.figure, cells, invalid="left out")
+        legend(ax.figure, cells)
     limit_axis(ax, cells[axis].tolist(), axis)
     plain_log_y(ax)
     table = spread(cells, axis)
@@ -78,7 +80,8 @@ def tpot_spread(cells: pd.DataFrame, axis: str, ax: Axes | None = None) -> Axes:
     left_out = f"{len(bad)} invalid repeat{'s' * (len(bad) != 1)} left out" if len(bad) else ""
     if groups:
         ax.set_ylim(*log_limits(table["tpot_min_ms"].min(), table["tpot_max_ms"].max()))
-        label_ends(ax, ends, cells[axis].max() / 1.5)
+        if not many(table):
+            label_ends(ax, ends, cells[axis].max() / 1.5)
     else:
         empty_panel(ax, "no valid cell recorded yet" if len(cells) else "not planned in this scenario")
     panel_title(
@@ -112,4 +115,5 @@ def tpot_spreads(cells: pd.DataFrame, axis: str, *, defaults: Any = None) -> lis
     for ax, name in zip(axes, names, strict=True):
         tpot_spread(line[line["dataset"] == name], axis, ax)
     attach(axes[0].figure, line, invalid="left out")
+    legend(axes[0].figure, line)
     return axes

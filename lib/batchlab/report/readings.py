@@ -23,6 +23,7 @@ SETTLED = 1.30  # a latency within 30% of its lowest has settled: queueing multi
 FOLLOWS = 0.90  # the running batch follows its limit while it fills this share of it
 
 SINGLE = f"Single runs, without an interval: a change under {ALIKE:.0%} counts as noise."
+SIMULATED = f"Simulated, without an interval: a change under {ALIKE:.0%} counts as none."
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ def read(points: pd.DataFrame, axis: str, metric: str, defaults: Any, say: Calla
         f"{name}: {say(curve)}" if curve else f"{name}: too few valid points to read." for name, curve in drawn
     ]
     if any(curve and not np.isfinite(curve.low).any() for _, curve in drawn):
-        found.append(SINGLE)
+        found.append(SIMULATED if set(points["evidence"]) == {"simulated"} else SINGLE)
     return Reading(tuple(found) or ("Nothing is planned for this figure.",))
 
 
