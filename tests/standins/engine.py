@@ -36,7 +36,9 @@ class Speed:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration as it ran. Times are time.monotonic() seconds; `active` counts requests that hold a slot."""
+    """One iteration as it ran. Times are time.monotonic() seconds; `active` counts requests that hold a slot,
+    `held_back` those of them that would generate and wait for others' prompts.
+    """
 
     number: int
     started: float
@@ -44,6 +46,7 @@ class Iteration:
     context: int
     context_tokens: int
     generation: int
+    held_back: int
     active: int
     waiting: int
     ended_requests: int
@@ -110,6 +113,7 @@ class Engine:
         decoding = list(policy.decodes) if step.decodes else []
         tokens = sum(new for _, new, _ in step.prefills)
         active, waiting = policy.holding, policy.queue_length
+        held_back = 0 if step.decodes else len(policy.decodes)
         await asyncio.sleep(self.speed.step_s(tokens, len(decoding) + len(step.prefills)))
         joined = list(policy.joining)
         kv_use = float(policy.kv_use(step, 1)[0])
@@ -121,6 +125,7 @@ class Engine:
             context=len(step.prefills),
             context_tokens=tokens,
             generation=len(decoding),
+            held_back=held_back,
             active=active,
             waiting=waiting,
             ended_requests=len(ended),

@@ -9,10 +9,8 @@ from standins.engine import Engine, Iteration, Speed
 from standins.http import Handler, Request
 from standins.stream import Answer
 
-PARAMETERS = set(
-    "best_of temperature repetition_penalty frequency_penalty top_k top_p typical_p do_sample max_new_tokens "
-    "return_full_text stop truncate watermark details decoder_input_details seed top_n_tokens grammar adapter_id".split()
-)
+FAILED = "Request failed during generation: Server error: CUDA out of memory"
+BAD_JSON = "Failed to deserialize the JSON body into the target type"
 
 
 class Router:
@@ -129,10 +127,7 @@ class Router:
                 "details": details if reason and parameters.get("details") else None,
             }
 
-        error = {
-            "error": "Request failed during generation: Server error: CUDA out of memory",
-            "error_type": "generation",
-        }
+        error = {"error": FAILED, "error_type": "generation"}
         prefix = b"data:" if self.version[0] < "3" else b"data: "
         answer = Answer(request, output, reason, fault, chunk=chunk, error=error, prefix=prefix)
         if refusal := self._submit(request, prompt, length, answer):
@@ -143,16 +138,13 @@ class Router:
             body = request.json()
             prompt, parameters = body["inputs"], body.get("parameters") or {}
         except (ValueError, KeyError, TypeError) as error:
-            request.reply(422, f"Failed to deserialize the JSON body into the target type: {error}")
+            request.reply(422, f"{BAD_JSON}: {error}")
             return None
         refused = self.fault.text("refuse-field")
-        unknown = refused if refused in parameters else None
-        if unknown:  # serde ignores what it does not know; a field that it does know can have the wrong type
-            request.reply(
-                422, f"Failed to deserialize the JSON body into the target type: parameters.{unknown}: invalid type"
-            )
+        if refused in parameters:  # serde ignores what it does not know, but of what it knows the type must be right
+            request.reply(422, f"{BAD_JSON}: parameters.{refused}: invalid type")
             return None
-        return prompt, {key: value for key, value in parameters.items() if key in PARAMETERS}
+        return prompt, parameters
 
     def _error_event(self, request: Request, message: str, kind: str) -> None:
         request.begin()
@@ -209,7 +201,7 @@ class Router:
                 "system_fingerprint": f"{self.version}-native",
             } | ({"usage": usage} if reason else {})
 
-        error = {"error": {"message": "Request failed during generation", "http_status_code": 424}}
+        error = {"error": {"message": FAILED, "http_status_code": 424}}
         answer = Answer(request, output, reason, fault, chunk=chunk, tail=lambda done: ["[DONE]"], error=error)
         self._submit(request, body["prompt"], length, answer)
 

@@ -23,13 +23,13 @@ from standins.trtllm_reports import say
 
 KV_TOKENS = 200_000  # of a card that holds nothing else
 QUIET_S = 2.0  # what GET /metrics waits for in 1.0 to 1.2
-FIELDS = set(
-    "model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream "
-    "stream_options suffix temperature top_p user lora_request use_beam_search top_k top_p_min min_p "
-    "repetition_penalty length_penalty early_stopping stop_token_ids include_stop_str_in_output ignore_eos min_tokens "
-    "skip_special_tokens spaces_between_special_tokens truncate_prompt_tokens return_context_logits detokenize "
-    "add_special_tokens response_format disaggregated_params".split()
-)
+FIELDS = """
+model prompt best_of echo frequency_penalty logit_bias logprobs max_tokens n presence_penalty seed stop stream
+stream_options suffix temperature top_p user lora_request use_beam_search top_k top_p_min min_p repetition_penalty
+length_penalty early_stopping stop_token_ids include_stop_str_in_output ignore_eos min_tokens skip_special_tokens
+spaces_between_special_tokens truncate_prompt_tokens return_context_logits detokenize add_special_tokens
+response_format disaggregated_params
+"""
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB "
     "of which 1.43 GiB is free. Including non-PyTorch memory, this process has 77.67 GiB memory in use."
@@ -144,7 +144,7 @@ class TrtLlm:
                 return f"[{{'type': 'missing', 'loc': ('body', '{key}'), 'msg': 'Field required'}}]"
         refused = self.fault.text("refuse-field")
         inner = {f"stream_options.{key}" for key in body.get("stream_options") or ()}
-        known = FIELDS | {"stream_options.include_usage", "stream_options.continuous_usage_stats"}
+        known = {*FIELDS.split(), "stream_options.include_usage", "stream_options.continuous_usage_stats"}
         for key in (*body, *inner):
             if key not in known or key == refused:
                 where = ", ".join(f"'{part}'" for part in ("body", *key.split(".")))
