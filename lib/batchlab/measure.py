@@ -9,6 +9,7 @@ from typing import Any
 from batchlab import metrics, models, provenance, records, validity
 from batchlab.cell import Cell
 from batchlab.engines.sglang import SglangEngine
+from batchlab.engines.tensorrt_llm import TensorRtLlmEngine
 from batchlab.engines.vllm import VllmEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.plan import largest_limits
@@ -17,7 +18,7 @@ from batchlab.scenario import Limits, Scenario
 from batchlab.store import DamagedCell, Store
 from batchlab.workload import Workload, build
 
-ENGINES = {"vllm": VllmEngine, "sglang": SglangEngine}
+ENGINES = {"vllm": VllmEngine, "tensorrt-llm": TensorRtLlmEngine, "sglang": SglangEngine}
 WARM_UP_REQUESTS = 8
 RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 

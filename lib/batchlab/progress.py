@@ -58,7 +58,8 @@ class Progress:
         self._told = time.monotonic()
         self.line(
             f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, "
-            f"batch ≤ {limits.max_batch_size}, tokens ≤ {limits.max_num_tokens}: about {clock(self.estimator.start_of(cell.engine))}"
+            f"batch ≤ {limits.max_batch_size}, tokens ≤ {limits.max_num_tokens}: "
+            f"about {clock(self.estimator.start_of(cell.engine))}"
         )
 
     def waiting(self, waited_s: float) -> None:
