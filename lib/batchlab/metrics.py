@@ -62,6 +62,9 @@ EXTRA_KEYS = (
     "tpot_engine_mean_ms",
     "ttft_sent_p50_ms",
     "iterations",
+    "polled_samples",
+    "energy_j",
+    "energy_per_output_token_j",
 )
 PLATEAU = 0.9  # of the largest running batch: where the steady window begins and ends
 BATCHES = 8  # for the method of batch means
@@ -129,8 +132,17 @@ def step_durations_s(iterations: pd.DataFrame) -> np.ndarray:
     return output - np.maximum(iterations["scheduled_s"].to_numpy(), before)
 
 
+def is_polled(iterations: pd.DataFrame) -> bool:
+    """Whether the rows are samples of an engine's metrics page (scrape.py) and not its iterations."""
+    return bool(len(iterations)) and bool(iterations["decode_tokens"].isna().all())
+
+
 def running_batch(iterations: pd.DataFrame) -> tuple[float, float]:
-    """Mean running batch size over iterations, and weighted by the time that each took (idle time counts as 0)."""
+    """Mean running batch size over iterations, and weighted by the time that each took (idle time counts as 0).
+
+    Of polled samples the first is the mean over those in which something ran, which is what a mean over iterations
+    comes to when they are equally long.
+    """
     if iterations.empty:
         return math.nan, math.nan
     running = iterations["running"].to_numpy(float)
@@ -141,8 +153,8 @@ def running_batch(iterations: pd.DataFrame) -> tuple[float, float]:
 
 def steady_window(iterations: pd.DataFrame) -> tuple[float, float] | None:
     """From the first to the last iteration whose running batch is at least 90% of the largest; None without
-    iterations."""
-    if iterations.empty:
+    iterations, and for polled samples, which do not say how many tokens came."""
+    if iterations.empty or is_polled(iterations):
         return None
     high = iterations["running"] >= PLATEAU * iterations["running"].max()
     at = iterations.index[high]
@@ -196,19 +208,27 @@ def summary(
     *,
     max_batch_size: int | None,
     gpu_memory_peak_gib: float | None = None,
+    energy_j: float | None = None,
     invalid_reasons: list[str] | None = None,
 ) -> dict[str, Any]:
-    """The figures of one cell: SUMMARY_KEYS and EXTRA_KEYS, None where one does not apply."""
+    """The figures of one cell: SUMMARY_KEYS and EXTRA_KEYS, None where one does not apply.
+
+    energy_j: what the (first) GPU took from before the first send until all answers were in, by its own counter where
+    it has one, else by its power sampled at 5 Hz; its idle power is part of it. A token's share of it is over the
+    output tokens of the completed requests.
+    """
     good = completed(requests)
     ttft, tpot, e2e = ttft_ms(requests), tpot_ms(requests), e2e_ms(requests)
     span = duration_s(requests)
     batch_mean, batch_time_mean = running_batch(iterations)
+    polled = is_polled(iterations)
+    output_tokens = int(requests.loc[good, "tokens"].sum())
     steady, window = steady_throughput_tok_s(requests, iterations)
     arrivals = requests["scheduled_s"].nunique()
     engine_span = requests["engine_last_s"] - requests["engine_first_s"]
     engine_tpot = 1000.0 * engine_span / (requests["tokens"] - 1).where(requests["tokens"] > 1)
     values: dict[str, Any] = {
-        "output_throughput_tok_s": requests.loc[good, "tokens"].sum() / span if span > 0 else None,
+        "output_throughput_tok_s": output_tokens / span if span > 0 else None,
         "request_throughput_req_s": good.sum() / span if span > 0 else None,
         "ttft_mean_ms": ttft.mean(),
         "tpot_mean_ms": tpot.mean(),
@@ -218,7 +238,7 @@ def summary(
         "running_batch_time_mean": batch_time_mean,
         "batch_efficiency": batch_mean / max_batch_size if max_batch_size else None,
         "kv_use_peak": iterations["kv_use"].max() if len(iterations) else None,
-        "preemptions": int(iterations["preemptions"].sum()) if len(iterations) else None,
+        "preemptions": int(iterations["preemptions"].sum()) if iterations["preemptions"].notna().any() else None,
         "gpu_memory_peak_gib": gpu_memory_peak_gib,
         "completed": int(good.sum()),
         "failed": int((~good).sum()),
@@ -236,7 +256,10 @@ def summary(
         "tpot_mean_half_ms": batch_means_half(_in_order(tpot, requests["last_s"])),
         "tpot_engine_mean_ms": engine_tpot.where(good).mean(),
         "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
-        "iterations": len(iterations),
+        "iterations": None if polled else len(iterations),
+        "polled_samples": len(iterations) if polled else None,
+        "energy_j": energy_j,
+        "energy_per_output_token_j": energy_j / output_tokens if energy_j and output_tokens else None,
     }
     for name, series in (("ttft", ttft), ("tpot", tpot), ("e2e", e2e)):
         values |= {f"{name}_p{q}_ms": series.quantile(q / 100) for q in (50, 90, 99)}

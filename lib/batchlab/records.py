@@ -40,14 +40,14 @@ ITERATIONS = pa.schema(
         pa.field("scheduled_s", pa.float64(), nullable=False),
         pa.field("output_s", pa.float64(), nullable=False),
         pa.field("running", pa.int32(), nullable=False),  # requests scheduled in this iteration
-        pa.field("admitted", pa.int32(), nullable=False),  # requests holding a slot
-        pa.field("waiting", pa.int32(), nullable=False),
-        pa.field("prefill_tokens", pa.int32(), nullable=False),
-        pa.field("decode_tokens", pa.int32(), nullable=False),
+        pa.field("admitted", pa.int32()),  # requests holding a slot
+        pa.field("waiting", pa.int32()),  # null, like admitted and preemptions, where an engine does not tell
+        pa.field("prefill_tokens", pa.int32()),  # null where the engine was polled (scrape.py)
+        pa.field("decode_tokens", pa.int32()),  # likewise
         pa.field("kv_use", pa.float32()),
-        pa.field("preemptions", pa.int32(), nullable=False),
-        pa.field("max_batch_size", pa.int32(), nullable=False),  # limits in force
-        pa.field("max_num_tokens", pa.int32(), nullable=False),
+        pa.field("preemptions", pa.int32()),
+        pa.field("max_batch_size", pa.int32()),  # limits in force; null where nobody knows
+        pa.field("max_num_tokens", pa.int32()),
     ]
 )
 

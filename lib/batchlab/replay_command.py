@@ -5,12 +5,13 @@ import dataclasses
 import math
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from batchlab import metrics, models, records, validity
+from batchlab import metrics, models, records, scrape, validity
 from batchlab.cell import Cell
 from batchlab.client import Target, replay
 from batchlab.errors import UsageError
@@ -40,6 +41,11 @@ def add_parser(commands: Any) -> None:
     p.add_argument("--timeout", type=seconds, default=3600.0, metavar="SECONDS", help="for the whole run")
     p.add_argument("--processes", type=count, help="client processes; default: by load and cores")
     p.add_argument("--no-warm-up", action="store_true", help="send no request of the same shape beforehand")
+    p.add_argument(
+        "--metrics-url",
+        metavar="URL",
+        help="the engine's Prometheus page: its running batch is polled beside the replay",
+    )
     p.add_argument("--records", metavar="FILE", help="write a row a request, as Parquet")
     p.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     p.set_defaults(command=run)
@@ -52,22 +58,24 @@ def run(args: argparse.Namespace) -> int:
     workload = _workload(args, target, args.num_requests, "measured")
     if not args.no_warm_up:
         target = _warm_up(args, target)
-    replayed = replay(
-        target,
-        workload,
-        processes=args.processes,
-        max_concurrency=args.max_concurrency,
-        timeout_s=args.timeout,
-        progress=_progress if sys.stderr.isatty() else None,
-    )
+    with scrape.scraping(args.metrics_url) if args.metrics_url else nullcontext() as samples:
+        replayed = replay(
+            target,
+            workload,
+            processes=args.processes,
+            max_concurrency=args.max_concurrency,
+            timeout_s=args.timeout,
+            progress=_progress if sys.stderr.isatty() else None,
+        )
     table = records.table(replayed.rows, records.REQUESTS)
     if args.records:
         pq.write_table(table, args.records, compression="zstd")
-    requests, nothing = table.to_pandas(), records.table([], records.ITERATIONS).to_pandas()
+    requests = table.to_pandas()
+    polled = records.table(samples.rows(replayed.t0_ns) if samples else [], records.ITERATIONS).to_pandas()
     reasons = validity.reasons(
-        _cell(args), requests, nothing, replayed.check, traced=False, chat=args.api == "openai-chat"
+        _cell(args), requests, polled, replayed.check, traced=False, chat=args.api == "openai-chat"
     )
-    summary = metrics.summary(requests, nothing, max_batch_size=None, invalid_reasons=reasons)
+    summary = metrics.summary(requests, polled, max_batch_size=None, invalid_reasons=reasons)
     print_summary(summary, as_json=args.json)
     check = replayed.check
     print(
@@ -75,6 +83,13 @@ def run(args: argparse.Namespace) -> int:
         f"{check['send_lag_p99_ms'] or 0:.1f} ms (p99), loop lag {check['loop_lag_p99_ms']:.1f} ms (p99)",
         file=sys.stderr,
     )
+    if samples:
+        told = samples.told()
+        print(
+            f"engine: its running batch is from {told['samples']} polls of {told['polled']}, one every "
+            f"{told['period_s']:g} s, not from its iterations ({told['failed']} polls failed)",
+            file=sys.stderr,
+        )
     return 0 if summary["completed"] else 1
 
 

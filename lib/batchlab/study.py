@@ -143,6 +143,7 @@ class Study:
                     recorded.iterations.to_pandas(),
                     max_batch_size=cell.max_batch_size,
                     gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"),
+                    energy_j=(meta["gpu"] or {}).get("energy_j"),
                     invalid_reasons=meta["invalid_reasons"],
                 )
         except (KeyError, DamagedCell) as error:

@@ -118,11 +118,12 @@ def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame, by_request: bool) -> 
     most = most_tokens(cell)
     if tokens.max() > most:
         yield f"an iteration held {tokens.max()} tokens, above the limit {most}"
-    in_force = set(zip(it["max_batch_size"], it["max_num_tokens"], strict=True))
+    known = it.dropna(subset=["max_batch_size", "max_num_tokens"])  # an engine that is only polled need not tell them
+    in_force = set(zip(known["max_batch_size"], known["max_num_tokens"], strict=True))
     if cell.token_rule:
         if set(it["max_batch_size"]) != {cell.max_batch_size} or it["max_num_tokens"].max() > most:
             yield f"the engine's limits were not {cell.max_batch_size} and at most {most}"
-    elif in_force != {(cell.max_batch_size, cell.max_num_tokens)}:
+    elif len(known) and in_force != {(cell.max_batch_size, cell.max_num_tokens)}:
         shown = ", ".join(f"{b}/{t}" for b, t in sorted(in_force))
         yield f"the engine's limits were {shown}, not {cell.max_batch_size}/{cell.max_num_tokens}"
     missing = r[metrics.completed(r) & r["engine_last_s"].isna()]

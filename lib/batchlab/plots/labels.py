@@ -25,6 +25,8 @@ METRICS = {
     "preemptions": ("preemptions", ""),
     "gpu_memory_peak_gib": ("peak GPU memory", "GiB"),
     "duration_s": ("duration", "s"),
+    "energy_j": ("GPU energy", "J"),
+    "energy_per_output_token_j": ("GPU energy per output token", "J"),
 }
 LATENCIES = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end-to-end latency", "itl": "inter-token latency"}
 OTHER_AXIS = {"max_batch_size": "max_num_tokens", "max_num_tokens": "max_batch_size"}
