@@ -206,8 +206,6 @@ def test_what_cannot_be_polled_is_said_at_once():
 
 def test_replay_prints_the_polled_batch():
     flags = "--api openai-completions --model tiny-llama --input-len 4 --output-len 20 --num-requests 4"
-        "--api openai-completions --model tiny-llama --input-len 4 --output-len 20 --num-requests 4 --request-rate inf"
-    )
     with page([VLLM.format(running="6.0")]) as metrics_url, running() as server:
         url = server.url(first_ms=50, gap_ms=20, usage="continuous")
         done = subprocess.run(
