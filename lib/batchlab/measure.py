@@ -8,8 +8,10 @@ from typing import Any
 
 from batchlab import metrics, models, provenance, records, validity
 from batchlab.cell import Cell
+from batchlab.engines.attach import AttachedEngine
 from batchlab.engines.sglang import SglangEngine
 from batchlab.engines.tensorrt_llm import TensorRtLlmEngine
+from batchlab.engines.tgi import TgiEngine
 from batchlab.engines.vllm import VllmEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.plan import largest_limits
@@ -18,7 +20,13 @@ from batchlab.scenario import Limits, Scenario
 from batchlab.store import DamagedCell, Store
 from batchlab.workload import Workload, build
 
-ENGINES = {"vllm": VllmEngine, "tensorrt-llm": TensorRtLlmEngine, "sglang": SglangEngine}
+ENGINES = {
+    "vllm": VllmEngine,
+    "tensorrt-llm": TensorRtLlmEngine,
+    "tgi": TgiEngine,
+    "sglang": SglangEngine,
+    "attach": AttachedEngine,
+}
 WARM_UP_REQUESTS = 8
 RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 
@@ -141,7 +149,9 @@ def _group(
     return measured, invalid
 
 
-def _workload(cell: Cell, model: models.ModelFiles, num_requests: int, nonce: str, rate: float | None) -> Workload:
+def _workload(
+    cell: Cell, model: models.ModelFiles, num_requests: int, nonce: str, rate: float | None, *, text: bool
+) -> Workload:
     longest = cell.engine_options.get("max_model_len")
     return build(
         cell.dataset,
@@ -151,6 +161,7 @@ def _workload(cell: Cell, model: models.ModelFiles, num_requests: int, nonce: st
         seed=cell.seed,
         nonce=nonce,
         vocab_size=model.vocab_size,
+        tokenizer=model.tokenizer if text else None,
         max_len=longest,
     )
 
@@ -170,14 +181,14 @@ def _cell(
     if shape not in warmed:
         # the first requests of a shape pay for what is compiled or allocated on first use (vllm 16858)
         engine.replay(
-            _workload(cell, model, WARM_UP_REQUESTS, f"{cell.id}/warm-up", None),
+            _workload(cell, model, WARM_UP_REQUESTS, f"{cell.id}/warm-up", None, text=engine.text_prompts),
             timeout_s=scenario.cell_timeout_s,
             keep_chunks=False,
         )
         engine.take_trace(0, WARM_UP_REQUESTS)
         warmed.add(shape)
 
-    workload = _workload(cell, model, cell.num_requests, cell.id, cell.request_rate)
+    workload = _workload(cell, model, cell.num_requests, cell.id, cell.request_rate, text=engine.text_prompts)
     started, load = time.time(), provenance.load_average()
     with provenance.gpu_sampler() as gpu:
         replayed = engine.replay(

@@ -1,7 +1,6 @@
 """`python -m batchlab replay`: the client against an engine that already runs."""
 
 import argparse
-import dataclasses
 import math
 import os
 import sys
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from batchlab import metrics, models, records, scrape, validity
 from batchlab.cell import Cell
 from batchlab.client import Target, replay
+from batchlab.client.negotiate import accepted
 from batchlab.errors import UsageError
 from batchlab.flags import count, print_summary, rate, seconds
 from batchlab.workload import Workload, build
@@ -143,23 +143,14 @@ def _workload(args: argparse.Namespace, target: Target, count: int, nonce: str) 
 
 def _warm_up(args: argparse.Namespace, target: Target) -> Target:
     """A request of the same shape, which also finds out which optional keys this server takes."""
-    asked = [
-        target,
-        dataclasses.replace(target, continuous_usage=False),
-        dataclasses.replace(target, continuous_usage=False, ignore_eos=False),
-        dataclasses.replace(target, continuous_usage=False, ignore_eos=False, extra={"stream_options": None}),
-    ]
-    for candidate in asked:
-        rows = replay(candidate, _workload(args, candidate, 1, "warm-up"), timeout_s=args.timeout).rows
-        if not (rows[0]["error"] or "").startswith(("HTTP 400", "HTTP 422")):
-            if candidate != target:
-                print(
-                    "batchlab: this server refuses some optional keys; sent without "
-                    + ("continuous usage" if candidate.ignore_eos else "ignore_eos and min_tokens: it may stop early"),
-                    file=sys.stderr,
-                )
-            return candidate
-    return target
+    taken = accepted(target, lambda form: _workload(args, form, 1, "warm-up"), timeout_s=args.timeout)
+    if taken != target:
+        print(
+            "batchlab: this server refuses some optional keys; sent without "
+            + ("continuous usage" if taken.ignore_eos else "ignore_eos and min_tokens: it may stop early"),
+            file=sys.stderr,
+        )
+    return taken
 
 
 def _progress(done: int, total: int) -> None:

@@ -40,6 +40,7 @@ class ServedEngine:
     name: ClassVar[str]
     title: ClassVar[str]
     warm_limits: ClassVar[tuple[str, ...]] = ()
+    text_prompts: ClassVar[bool] = False  # it takes no token ids
     inner_port: ClassVar[int] = 8000
     container_flags: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[Mapping[str, str]] = {}

@@ -110,6 +110,7 @@ class TensorRtLlmEngine(ServedEngine):
         keys: dict[str, Any] = {
             "print_iter_log": True,
             "enable_iter_perf_stats": True,
+            "iter_stats_max_iterations": 200_000,  # of a whole cell: it keeps the last 1000 otherwise
             "kv_cache_config": kv,
             "cuda_graph_config": {"max_batch_size": limits.max_batch_size, "enable_padding": True},
             # also takes the place of trtllm-serve's own section, which lets the batch size be tuned at run time

@@ -17,7 +17,8 @@ _INDEX = re.compile(r"(?:^|-)b(\d+)(?:-|$)")
 class Traced:
     """What the engine says of one cell: rows for ITERATIONS, engine columns by request index, limits seen.
 
-    `source`: where that comes from, "scheduler" (its own trace, requests included), "log", "metrics", or "none".
+    `source`: where that comes from, "scheduler" (its own trace, requests included), "log", "metrics" (a page that lists
+    iterations), "polled" (a gauge), or "none".
     `reasons`: why the cell is invalid by what only the engine's side knows. `unchecked`: what could not be looked at.
     `facts`: anything else that it told, for the record.
     """

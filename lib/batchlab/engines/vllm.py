@@ -29,6 +29,7 @@ class VllmEngine:
 
     name = "vllm"
     warm_limits = WARM_LIMITS["vllm"]
+    text_prompts = False
 
     @staticmethod
     def find(spec: EngineSpec) -> Path:
