@@ -15,7 +15,7 @@ import psutil
 TESTS = Path(__file__).resolve().parents[1]
 LIBRARY = TESTS.parent / "lib"
 LOCAL = "+standin"
-VERSIONS = {"tensorrt-llm": "1.0.0", "tgi": "3.3.5", "sglang": "0.5.13"}
+VERSIONS = {"tensorrt-llm": "1.3.0", "tgi": "3.3.5", "sglang": "0.5.13"}
 
 
 def executable(home: Path, place: str, *command: str, site: Path | None = None, **environment: str) -> Path:

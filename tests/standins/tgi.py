@@ -85,7 +85,7 @@ def warm_up(options: tgi_args.Options, prefill: int, total: int) -> int:
         raise RuntimeError(f"Not enough memory to handle {prefill} prefill tokens. You need to decrease "
                            "`--max-batch-prefill-tokens`")  # fmt: skip
     if total > found:
-        raise RuntimeError(f"Not enough memory to handle `max_total_tokens={total}`. You need to decrease "
+        raise RuntimeError(f"Not enough memory to handle max_total_tokens={total}. You need to decrease "
                            "`--max-total-tokens`")  # fmt: skip
     return found
 

@@ -136,8 +136,9 @@ def parse(arguments: list[str], version: str) -> Options:
     options = Options(positional[0], given.pop("host", "localhost"), given.pop("port", 8000), {})
     file = given.pop("yaml", None)
     extra = _checked(_load(file), version) if file else {}
-    for key in extra:
-        if key in given:
+    sections = {key.split(".")[0] for key in extra}
+    for key in given:
+        if key.split(".")[0] in sections:  # a section in YAML takes the place of the whole one of the flags
             refuse(f"stand-in: {key} is given as a flag and in {file}; which of them wins differs between releases")
     options.llm = given | extra
     return options

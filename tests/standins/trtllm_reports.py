@@ -15,9 +15,9 @@ def say(message: str, level: str = "I", where: str = "") -> None:
     print(f"[{datetime.now():%m/%d/%Y-%H:%M:%S}] [TRT-LLM] [{level}] {where}{message}", flush=True)
 
 
-def log(version: tuple[int, int], it: Iteration, host_ms: float) -> None:
-    """The line of `print_iter_log`; host_ms: host_step_time."""
-    device = "N/A" if it.number == 0 else f"{0.9 * host_ms:.3f}ms"
+def log(version: tuple[int, int], it: Iteration, host_ms: float, device_ms: float | None) -> None:
+    """The line of `print_iter_log`; host_ms: host_step_time, device_ms: of the iteration before, None at the first."""
+    device = "N/A" if device_ms is None else f"{device_ms:.3f}ms"
     states = {
         "num_ctx_requests": it.context,
         "num_ctx_tokens": it.context_tokens,
