@@ -6,7 +6,7 @@ import pytest
 
 from batchlab import models
 from batchlab.client.clock import offset_ns
-from batchlab.engines import served, sglang
+from batchlab.engines import sglang, tools
 from batchlab.engines.sglang import SglangEngine, iterations
 from batchlab.errors import UsageError
 from batchlab.scenario import EngineSpec, Limits
@@ -140,7 +140,7 @@ def test_a_missing_python_and_another_release_are_told(monkeypatch):
     with pytest.raises(UsageError, match=r"BATCHLAB_SGLANG_PYTHON is not set.*pip install sglang"):
         SglangEngine.find(EngineSpec(version="0.5.13"))
     monkeypatch.setenv("BATCHLAB_SGLANG_PYTHON", "/some/python")
-    monkeypatch.setattr(served, "installed", lambda python, package: "0.5.20")
+    monkeypatch.setattr(tools, "installed", lambda python, package: "0.5.20")
     with pytest.raises(UsageError, match=r"holds SGLang 0\.5\.20, the scenario asks for 0\.5\.13"):
         SglangEngine.find(EngineSpec(version="0.5.13"))
 

@@ -9,7 +9,7 @@ import yaml
 
 from batchlab import models
 from batchlab.client.clock import offset_ns
-from batchlab.engines import served, tensorrt_llm
+from batchlab.engines import tensorrt_llm, tools
 from batchlab.engines import tensorrt_llm_log as log
 from batchlab.engines.tensorrt_llm import TensorRtLlmEngine
 from batchlab.errors import UsageError
@@ -193,5 +193,5 @@ def test_where_it_is_looked_for(tmp_path, monkeypatch):
     (tmp_path / "trtllm-serve").chmod(0o755)
     assert TensorRtLlmEngine.find(EngineSpec(version="1.2.1")) == [str(tmp_path / "trtllm-serve")]
     monkeypatch.setenv("BATCHLAB_TENSORRT_LLM_PYTHON", str(tmp_path / "python"))
-    monkeypatch.setattr(served, "installed", lambda python, package: "1.2.1+cu130")
+    monkeypatch.setattr(tools, "installed", lambda python, package: "1.2.1+cu130")
     assert TensorRtLlmEngine.find(EngineSpec(version="1.2.1")) == [str(tmp_path / "trtllm-serve")]

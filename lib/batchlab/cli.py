@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from batchlab import audit_command, estimate, metrics, replay_command, simulate_command
+from batchlab import audit_command, estimate, metrics, recommend_command, replay_command, simulate_command
 from batchlab.cell import SIMULATED
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
@@ -83,6 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
     replay_command.add_parser(commands)
     simulate_command.add_parser(commands)
+    recommend_command.add_parser(commands)
     audit_command.add_parser(commands)
     return top
 
@@ -144,7 +145,9 @@ def _run(args: argparse.Namespace) -> int:
         _say(f"{study.scenario.name}: {outcome.simulated} cells simulated")
     if outcome.measured or not outcome.simulated:
         _say(f"{study.scenario.name}: {outcome.measured} cells measured, {outcome.invalid} of them invalid")
-    return 2 if outcome.failures and not outcome.measured else 1 if outcome.failures else 0
+    if outcome.failures and not outcome.measured:
+        return 2
+    return 1 if outcome.failures or outcome.absent else 0
 
 
 def _summary(args: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any
 
@@ -35,13 +35,15 @@ RESTARTS = 2  # of an engine that dies while measuring, for each group of cells
 class Outcome:
     """What a run did. `failures` are engines that could not start: (engine, reason, its last lines).
 
-    `simulated` counts cells of simulated engines, which are not among the measured ones.
+    `simulated` counts cells of simulated engines, which are not among the measured ones. `absent`: engines that were
+    left out because this machine has them not, with the reason.
     """
 
     measured: int
     invalid: int
     failures: list[tuple[str, str, str]]
     simulated: int = 0
+    absent: dict[str, str] = field(default_factory=dict)
 
 
 def missing(
@@ -119,9 +121,12 @@ def _group(
     first = next(cells)
     model = models.materialize(first.model)
     log = store.folder / f".{first.engine}-{first.transport}.log"
-    engine = ENGINES[first.engine](
-        scenario.engines[first.engine], first.engine_options, model, first.transport, log=log
-    )
+    try:
+        engine = ENGINES[first.engine](
+            scenario.engines[first.engine], first.engine_options, model, first.transport, log=log
+        )
+    except UsageError as error:  # it was there when the run began
+        raise EngineError(str(error)) from None
     deaths, measured, invalid = 0, 0, 0
     try:
         for cell in chain([first], cells):
@@ -250,17 +255,26 @@ def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Stor
     )
 
 
-def obstacle(scenario: Scenario, engines: Iterable[str]) -> str | None:
-    """Why this machine cannot measure these (real) engines of the scenario, in one line; None when it can."""
+def obstacles(scenario: Scenario, engines: Iterable[str]) -> dict[str, str]:
+    """Which of these (real) engines this machine cannot measure, and why, in one line each."""
     here = provenance.hardware()
     if scenario.hardware not in ("cpu", here):
-        return (
+        reason = (
             f"{scenario.path}: asks for {scenario.hardware}, this machine is {here}; "
             "recorded cells can still be rendered here"
         )
+        return dict.fromkeys(sorted(engines), reason)
+    found = {}
     for name in sorted(engines):
         try:
             ENGINES[name].find(scenario.engines[name])
         except UsageError as error:
-            return str(error)
-    return None
+            found[name] = str(error)
+    return found
+
+
+def obstacle(scenario: Scenario, engines: Iterable[str]) -> str | None:
+    """Why this machine can measure none of these (real) engines, in one line; None when it can measure one or more."""
+    engines = set(engines)
+    found = obstacles(scenario, engines)
+    return next(iter(found.values())) if found and len(found) == len(engines) else None

@@ -73,7 +73,8 @@ class Study:
     ) -> measure.Outcome:
         """Simulate and measure what is missing, of one engine of the scenario or of all.
 
-        UsageError when this machine cannot, EngineError never: see Outcome.failures.
+        An engine that this machine has not is left out, and told of. UsageError when it has none of them, EngineError
+        never: see Outcome.failures.
         """
         asked = {p.cell.id for p in self.planned if engine in (None, p.engine)}
         left = self.missing(sweep, retry_invalid=retry_invalid, tell=tell)
@@ -82,11 +83,17 @@ class Study:
         wanted = [c for c in wanted if c.transport != SIMULATED]
         if not wanted:
             return measure.Outcome(0, 0, [], done)
-        if reason := self.can_measure():
-            raise UsageError(reason)
+        engines = {c.engine for c in wanted}
+        absent = measure.obstacles(self.scenario, engines)
+        if len(absent) == len(engines):
+            raise UsageError(next(iter(absent.values())))
+        for name, reason in absent.items():
+            tell(f"{name} is left out: {reason}")
+        wanted = [c for c in wanted if c.engine not in absent]
         real = [c for c in self.cells() if c.transport != SIMULATED]
         progress = Progress(total=len(wanted), estimator=estimate.fit(self.store, real), left=wanted)
-        return replace(measure.run(self.scenario, wanted, real, self.store, progress), simulated=done)
+        outcome = measure.run(self.scenario, wanted, real, self.store, progress)
+        return replace(outcome, simulated=done, absent=absent)
 
     def _simulate(self, cells: list[Cell]) -> int:
         """Simulate these cells, how many they were; the errors of `simulated.run` with the scenario's file."""
@@ -106,7 +113,7 @@ class Study:
         """
         known = self._summaries(self.cells(sweep), tell=_say)
         left = [c for c in self.cells(sweep) if not known[c.id]["recorded"]]
-        here = self.can_measure() is None if any(c.transport != SIMULATED for c in left) else True
+        here = measure.obstacle(self.scenario, {c.engine for c in left if c.transport != SIMULATED}) is None
         if here and left:
             for _, reason, tail in self.measure(sweep).failures:
                 raise EngineError(f"{reason}\n{tail}" if tail else reason, tail)

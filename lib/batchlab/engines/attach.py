@@ -20,7 +20,8 @@ from urllib.parse import urlsplit, urlunsplit
 from batchlab.client import Replay, Target, replay
 from batchlab.client.negotiate import accepted
 from batchlab.engines import polling
-from batchlab.engines.served import GIVEN_UP, NO_REQUESTS, ask
+from batchlab.engines.served import GIVEN_UP, NO_REQUESTS
+from batchlab.engines.tools import ask
 from batchlab.engines.trace import Traced
 from batchlab.errors import EngineError
 from batchlab.models import ModelFiles

@@ -18,7 +18,8 @@ from batchlab import models
 from batchlab.cell import WARM_LIMITS
 from batchlab.client import Target
 from batchlab.engines import runtime
-from batchlab.engines.served import NO_REQUESTS, ServedEngine, ask, flags, from_wall, python_with
+from batchlab.engines.served import NO_REQUESTS, ServedEngine
+from batchlab.engines.tools import ask, flags, from_wall, python_with
 from batchlab.engines.trace import Traced
 from batchlab.scenario import EngineSpec, Limits
 

@@ -20,7 +20,8 @@ import yaml
 from batchlab import models
 from batchlab.client import Replay, Target
 from batchlab.engines import runtime, tensorrt_llm_log
-from batchlab.engines.served import NO_REQUESTS, ServedEngine, ask, flags, python_with
+from batchlab.engines.served import NO_REQUESTS, ServedEngine
+from batchlab.engines.tools import ask, flags, python_with
 from batchlab.engines.trace import Traced
 from batchlab.errors import UsageError
 from batchlab.scenario import EngineSpec, Limits

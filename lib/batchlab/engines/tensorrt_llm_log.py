@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from time import strptime
 from typing import Any
 
-from batchlab.engines.served import from_wall
+from batchlab.engines.tools import from_wall
 
 _ITERATION = re.compile(r"\biter = (\d+), global_rank = 0,.*\bnum_scheduled_requests(?:: | = )(\d+)\b")
 _HOST_MS = re.compile(r"\bhost_step_time = ([\d.]+)ms")

@@ -25,7 +25,8 @@ from typing import Any, ClassVar
 from batchlab import models
 from batchlab.client import Replay, Target
 from batchlab.engines import polling, runtime, weights
-from batchlab.engines.served import NO_REQUESTS, ServedEngine, ask, flags
+from batchlab.engines.served import NO_REQUESTS, ServedEngine
+from batchlab.engines.tools import ask, flags
 from batchlab.engines.trace import Traced
 from batchlab.errors import EngineError, UsageError
 from batchlab.scenario import EngineSpec, Limits
