@@ -8,6 +8,7 @@ from batchlab.plots.grids import grids
 from batchlab.plots.limits import against, panels, side_by_side
 from batchlab.plots.saving import Shown, save, slug
 from batchlab.plots.select import along
+from batchlab.plots.service import rates, tradeoff
 from batchlab.plots.spreads import spread, tpot_spread, tpot_spreads
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "grids",
     "panels",
     "points",
+    "rates",
     "running_batch",
     "running_batches",
     "save",
@@ -29,4 +31,5 @@ __all__ = [
     "timeline",
     "tpot_spread",
     "tpot_spreads",
+    "tradeoff",
 ]

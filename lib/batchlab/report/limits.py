@@ -1,0 +1,143 @@
+"""Notebook 06's words and tables: what limits on TPOT and TTFT leave, what that costs, and what is recommended."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas as pd
+
+from batchlab.plots.labels import number, whole
+from batchlab.plots.style import TRANSPORTS, engine_name
+from batchlab.recommend import Recommendation
+from batchlab.report.readings import Reading
+from batchlab.report.tables import Table, table
+from batchlab.service import THROUGHPUT, ServiceLimits
+
+COMMON = {"dataset": "dataset", "who": "engine", "options": "options"}
+COST = {
+    THROUGHPUT: "output throughput (tok/s)",
+    "best_tok_s": "without a limit (tok/s)",
+    "left": "throughput left",
+    "gpus_for_unlimited": "GPUs for the work of one without a limit",
+    "gpus_relative": "GPUs against the best engine",
+}
+
+
+def who(row: dict[str, Any]) -> str:
+    """ "vLLM 0.26.0, measured, in process"."""
+    transport = row.get("transport")
+    way = "" if transport in (None, row["evidence"]) or pd.isna(transport) else TRANSPORTS.get(transport, transport)
+    return ", ".join(filter(None, [f"{engine_name(row['engine'])} {row['engine_version']}", row["evidence"], way]))
+
+
+def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
+    """The columns of rows; those that say nothing new are left out."""
+    if rows.empty:
+        return table(pd.DataFrame(columns=list(columns)), columns, empty=empty)
+    shown = rows.assign(
+        who=[who(r) for r in rows.to_dict("records")],
+        options=rows["engine_options"].map(_options),
+        left=[f"{v:.0%}" if pd.notna(v) else None for v in rows["throughput_left"]],
+    )
+    columns = dict(columns)
+    if shown["options"].nunique(dropna=False) <= 1:
+        del columns["options"]
+    if shown["gpus_relative"].fillna(1).eq(1).all():
+        del columns["gpus_relative"]
+    return table(shown.astype({c: object for c in columns}), columns, empty=empty)
+
+
+def _options(text: Any) -> str | None:
+    return None if text is None or pd.isna(text) else text.strip("{}").replace('"', "") or None
+
+
+def tpot_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
+    """`service.under_tpot` as a table."""
+    setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
+    columns = COMMON | setting | {limits.tpot: f"{limits.statistic} TPOT (ms)"} | COST
+    return _shown(best, columns, "No valid cell with all requests at once is recorded.")
+
+
+def ttft_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
+    """`service.under_ttft` as a table."""
+    setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
+    rate = {"request_rate": "highest rate kept", "request_rate_missed": "lowest rate not kept"}
+    columns = COMMON | setting | rate | {limits.ttft: f"{limits.statistic} TTFT (ms)"} | COST
+    return _shown(best, columns, "No valid cell at a finite rate keeps the limit.")
+
+
+def tpot_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
+    """A sentence a dataset and engine: the best setting under the limit and what it costs."""
+    return Reading(tuple(_tpot_sentence(row, limits) for row in best.to_dict("records")) or (NOTHING,))
+
+
+NOTHING = "No cell of this scenario tells that."
+
+
+def _tpot_sentence(row: dict[str, Any], limits: ServiceLimits) -> str:
+    name = f"{row['dataset']}, {who(row)}"
+    if pd.isna(row[THROUGHPUT]):
+        return f"{name}: no setting keeps {limits.tpot_ms:g} ms; the lowest TPOT is {number(row['lowest_tpot_ms'])} ms."
+    tokens = "" if pd.isna(row["max_num_tokens"]) else f" with max_num_tokens {whole(row['max_num_tokens'])}"
+    if row["throughput_left"] > 0.999:
+        cost = "which is the best there is without the limit too"
+    else:
+        cost = (
+            f"{row['throughput_left']:.0%} of the {number(row['best_tok_s'])} tok/s without the limit: "
+            f"{row['gpus_for_unlimited']:.2f} GPUs do what one does without it"
+        )
+    return (
+        f"{name}: best is max_batch_size {whole(row['max_batch_size'])}{tokens}, {number(row[THROUGHPUT])} tok/s at "
+        f"{number(row[limits.tpot])} ms, {cost}."
+    )
+
+
+def ttft_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
+    """A sentence a dataset and engine: the highest rate kept, and the GPUs against the best engine."""
+    found = []
+    for row in best.to_dict("records"):
+        missed = row["request_rate_missed"]
+        beyond = "no higher rate is recorded" if pd.isna(missed) else f"{missed:g} req/s is too much"
+        more = row["gpus_relative"] - 1
+        cost = f"; {more:.1%} more GPUs than the best engine for equal throughput" if more > 0.0005 else ""
+        found.append(
+            f"{row['dataset']}, {who(row)}: {row['request_rate']:g} req/s keep the limit ({beyond}), "
+            f"{number(row[THROUGHPUT])} tok/s{cost}."
+        )
+    return Reading(tuple(found) or (NOTHING,))
+
+
+def advice_table(made: Sequence[Recommendation]) -> Table:
+    """A row a recommendation."""
+    rows = [
+        {
+            "dataset": r.dataset,
+            "engine": who(r.as_dict()),
+            "options": ", ".join(f"{k} {v}" for k, v in r.engine_options.items()) or None,
+            "max_batch_size": r.max_batch_size,
+            "max_num_tokens": r.max_num_tokens,
+            "rate": r.request_rate,
+            "status": "confirmed" if r.confirmed else "unconfirmed",
+            "why": r.why.removeprefix("confirmed: ").removeprefix("unconfirmed: "),
+        }
+        for r in made
+    ]
+    frame = pd.DataFrame(
+        rows, columns=["dataset", "engine", "options", "max_batch_size", "max_num_tokens", "rate", "status", "why"]
+    )
+    columns = {c: {"rate": "kept up to (req/s)"}.get(c, c) for c in frame}
+    if frame["options"].nunique(dropna=False) <= 1:
+        del columns["options"]
+    return table(frame, columns, empty=NOTHING)
+
+
+def advice_reading(made: Sequence[Recommendation], limits: ServiceLimits) -> Reading:
+    """How many recommendations there are, how many of them confirmed."""
+    given = [r for r in made if r.max_batch_size is not None]
+    sure = sum(r.confirmed for r in given)
+    if not made:
+        return Reading((NOTHING,))
+    many = f"{len(given)} recommendation{'s' * (len(given) != 1)}"
+    told = f"For {limits.told()}: {many}, {sure} of them confirmed by a measured cell."
+    if none := len(made) - len(given):
+        told += f" {none} time{'s' * (none != 1)} no recorded setting keeps the limits."
+    return Reading((told,))
