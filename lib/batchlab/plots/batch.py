@@ -22,7 +22,7 @@ from batchlab.plots.limits import (
     panels,
 )
 from batchlab.plots.select import along, datasets, recorded, require, series, several_transports
-from batchlab.plots.style import MUTED, colour, new_figure, series_style, styled
+from batchlab.plots.style import MUTED, colour, engine_name, new_figure, series_style, styled
 
 MOST_POINTS = 600  # of a timeline: more would only make the file larger
 WIDE = {"running": "running", "waiting": "waiting", "prefill_tokens": "prefill", "decode_tokens": "decode"}
@@ -137,7 +137,7 @@ def timeline(iterations: pd.DataFrame, cell: Mapping[str, Any] | pd.Series) -> l
     step(axes[2], decode, hue, fill=True, linewidth=0)
     limit_line(axes[2], cell.get("max_num_tokens"), "max_num_tokens")
     step(axes[3], rows["kv_use"].fillna(0), hue, linewidth=1.4, baseline=None)
-    axes[3].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if rows["kv_use"].max() > 0.05 else 1))
+    axes[3].yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0 if rows["kv_use"].max() > 0.05 else None))
     preempted = rows.loc[rows["preemptions"] > 0, "scheduled_s"].to_numpy(float) - start
     if len(preempted):
         axes[3].plot(
@@ -164,7 +164,7 @@ def timeline(iterations: pd.DataFrame, cell: Mapping[str, Any] | pd.Series) -> l
     panel_title(
         axes[0],
         dataset_title(cell),
-        f"max_batch_size {whole(cell['max_batch_size'])} · "
+        f"{engine_name(str(cell['engine']))} · max_batch_size {whole(cell['max_batch_size'])} · "
         f"max_num_tokens {whole(cell['max_num_tokens'])} · {count} preemption{'' if count == 1 else 's'}",
     )
     figure.align_ylabels(axes)

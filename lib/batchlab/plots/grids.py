@@ -28,7 +28,7 @@ def grids(points: pd.DataFrame, metric: str) -> list[Axes]:
         for key, rows in series(shown[shown["dataset"] == name])
     ]
     heights = max(1, shown["max_num_tokens"].nunique())
-    figure = new_figure(9.6, max(1, len(parts)) * (0.34 * heights + 1.1))
+    figure = new_figure(9.6, max(1, len(parts)) * (max(0.34 * heights, 1.0) + 1.1))
     axes = list(figure.subplots(max(1, len(parts)), 1, squeeze=False).ravel())
     named = several_transports(shown)
     for ax, (key, rows) in zip(axes, parts, strict=False):

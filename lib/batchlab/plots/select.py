@@ -92,6 +92,6 @@ def along(points: pd.DataFrame, axis: str, defaults: Any = None) -> pd.DataFrame
         if counts.empty:
             continue
         default = dict(defaults or {}).get(other)
-        at = default if default in counts.index and counts[default] > 1 else counts.idxmax()
+        at = default if default in counts.index and counts[default] >= min(2, counts.max()) else counts.idxmax()
         kept.append(rows[rows[other] == at].sort_values(axis, kind="stable"))
     return pd.concat(kept) if kept else points.iloc[0:0]

@@ -66,23 +66,25 @@ def curves(
     points: pd.DataFrame, axis: str, metric: str, defaults: Any = None
 ) -> Iterator[tuple[str, Curve | None]]:
     """(name, curve) a dataset and series along `axis`; None where fewer than two points are valid."""
-    line = along(points, axis, defaults)
+    for name, rows in named(along(points, axis, defaults)):
+        good = rows[valid(rows) & rows[metric].notna()].sort_values(axis, kind="stable")
+        if len(good) < 2:
+            yield name, None
+            continue
+        bounds = [
+            good[f"{metric}_{end}"].to_numpy(float) if f"{metric}_{end}" in good else np.full(len(good), np.nan)
+            for end in ("lo", "hi")
+        ]
+        yield name, Curve(name, axis, good[axis].to_numpy(float), good[metric].to_numpy(float), *bounds)
+
+
+def named(line: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame]]:
+    """(name, rows) a dataset and series; the series is named where there are several."""
     several = len(list(series(line))) > 1 if len(line) else False
     for dataset in datasets(line):
         for key, rows in series(line[line["dataset"] == dataset]):
             look = series_style(*key, name_transport=several_transports(line))
-            name = f"{dataset}, {look.label}" if several else dataset
-            good = rows[valid(rows) & rows[metric].notna()].sort_values(axis, kind="stable")
-            if len(good) < 2:
-                yield name, None
-                continue
-            bounds = [
-                good[f"{metric}_{end}"].to_numpy(float)
-                if f"{metric}_{end}" in good
-                else np.full(len(good), np.nan)
-                for end in ("lo", "hi")
-            ]
-            yield name, Curve(name, axis, good[axis].to_numpy(float), good[metric].to_numpy(float), *bounds)
+            yield f"{dataset}, {look.label}" if several else dataset, rows
 
 
 def read(points: pd.DataFrame, axis: str, metric: str, defaults: Any, say: Callable[[Curve], str]) -> Reading:
@@ -208,17 +210,15 @@ def tpot(points: pd.DataFrame, axis: str, defaults: Any = None, metric: str = "t
 
 def tpot_range(cells: pd.DataFrame, axis: str, defaults: Any = None) -> Reading:
     """Where the slowest request's TPOT is furthest above the fastest one's."""
-    line = along(cells, axis, defaults)
-    table = spread(line, axis)
     found = []
-    for dataset in datasets(line):
-        rows = table[table["dataset"] == dataset]
+    for name, cells_of_one in named(along(cells, axis, defaults)):
+        rows = spread(cells_of_one, axis)
         if rows.empty:
-            found.append(f"{dataset}: no valid cell to read.")
+            found.append(f"{name}: no valid cell to read.")
             continue
         top, least = rows.loc[rows["ratio"].idxmax()], rows.loc[rows["ratio"].idxmin()]
         found.append(
-            f"{dataset}: the slowest request's TPOT is {between(least['ratio'], top['ratio'])} the fastest one's; "
+            f"{name}: the slowest request's TPOT is {between(least['ratio'], top['ratio'])} the fastest one's; "
             f"the range is widest at {axis} {whole(top[axis])}, "
             f"{number(top['tpot_min_ms'])} to {number(top['tpot_max_ms'])} ms."
         )

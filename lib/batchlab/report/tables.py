@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from batchlab.plots.labels import metric_words, number, whole
-from batchlab.plots.select import recorded, valid
+from batchlab.plots.select import SERIES, recorded, valid
 from batchlab.plots.style import engine_name
 
 EXACT = {
@@ -100,12 +100,27 @@ def table(
     columns: Sequence[str] | Mapping[str, str] | None = None,
     empty: str = "Nothing to show.",
 ) -> Table:
-    """The frame's columns (all, a list, or {column: heading}) as a Table, in the frame's order."""
+    """The frame's columns (all, a list, or {column: heading}) as a Table, in the frame's order.
+
+    Before a list's own columns stand those that tell its series apart: engine, evidence, transport.
+    """
     chosen = list(frame.columns if columns is None else columns)
-    names = columns if isinstance(columns, Mapping) else {c: heading(c) for c in chosen}
+    names = dict(columns) if isinstance(columns, Mapping) else {c: heading(c) for c in chosen}
+    if columns is not None:
+        apart = [c for c in told_apart(frame) if c not in chosen]
+        chosen, names = apart + chosen, {c: heading(c) for c in apart} | names
     numeric = tuple(not frame[c].map(lambda v: isinstance(v, (str, list))).any() for c in chosen)
     rows = tuple(tuple(text(c, row[c]) for c in chosen) for _, row in frame.iterrows())
     return Table(tuple(names[c] for c in chosen), rows, numeric, empty)
+
+
+def told_apart(frame: pd.DataFrame) -> list[str]:
+    """Those of engine, evidence and transport in which the frame's rows differ."""
+    differ = [c for c in SERIES if c in frame and frame[c].nunique(dropna=False) > 1]
+    if "transport" in differ and "evidence" in frame:
+        real = frame["evidence"] != "simulated"  # simulated cells have a transport of their own
+        differ = [c for c in differ if c != "transport" or frame.loc[real, c].nunique() > 1]
+    return differ
 
 
 def invalid_table(cells: pd.DataFrame) -> Table:
