@@ -9,7 +9,15 @@ from typing import Any, NoReturn
 
 import pandas as pd
 
-from batchlab import audit_command, estimate, metrics, recommend_command, replay_command, simulate_command
+from batchlab import (
+    audit_command,
+    claims_command,
+    estimate,
+    metrics,
+    recommend_command,
+    replay_command,
+    simulate_command,
+)
 from batchlab.cell import SIMULATED
 from batchlab.errors import EngineError, UsageError
 from batchlab.study import Study, open_study
@@ -85,6 +93,7 @@ def parser() -> argparse.ArgumentParser:
     simulate_command.add_parser(commands)
     recommend_command.add_parser(commands)
     audit_command.add_parser(commands)
+    claims_command.add_parser(commands)
     return top
 
 
