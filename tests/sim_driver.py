@@ -86,10 +86,19 @@ class HandTimes:
     context: float = 0.0  # for each KV token that a decoding request reads
     swap: float = 0.0
 
-    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
+    def step_s(
+        self,
+        prefills: list[tuple[int, int]],
+        decodes: int,
+        context_tokens: int,
+        longest: int = 0,
+        padding: int = 0,
+    ) -> float:
         return self.base + self.token * (decodes + sum(n for n, _ in prefills)) + self.context * context_tokens
 
-    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+    def decode_run_s(
+        self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
+    ) -> np.ndarray:
         return self.base + self.token * decodes + self.context * (context_tokens + decodes * np.arange(steps))
 
     def swap_s(self, tokens: int) -> float:

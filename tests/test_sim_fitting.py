@@ -11,7 +11,7 @@ from batchlab.sim.measured import measured_cell, simulated_engine
 from batchlab.store import Store
 from sim_driver import HandTimes
 
-TRUE = HostOverheads(step_us=900, token_us=40, request_us=400, message_us=1500)
+TRUE = HostOverheads(step_us=900, token_us=40, request_us=400, message_us=1500, prompt_us=2500)
 
 
 def cell(name, batch, rate, host=TRUE, output=40, power=None):
@@ -40,6 +40,7 @@ def test_known_constants_are_found_again(cells):
     assert fit.host.token_us == pytest.approx(TRUE.token_us, rel=0.25)
     assert fit.host.request_us == TRUE.request_us  # not fitted: the time between two requests sent
     assert fit.host.message_us == pytest.approx(TRUE.message_us, rel=0.2)
+    assert fit.host.prompt_us == pytest.approx(TRUE.prompt_us, rel=0.1)
     assert fit.power is None
     assert (fit.fit_cells, fit.test_cells) == (["a", "b", "c"], ["d", "e"])
     assert {e["cell"] for e in fit.errors if e["fitted"]} == {"a", "b", "c"}

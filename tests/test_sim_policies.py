@@ -5,6 +5,8 @@ how much.
 import pytest
 
 from batchlab.errors import UsageError
+from batchlab.sim.policies import POLICIES, Limits, Policy
+from batchlab.sim.state import KvBlocks
 from sim_driver import decisions, run
 
 
@@ -147,6 +149,25 @@ def test_static_batching_waits_for_the_longest():
 
 def test_static_batching_prefills_in_pieces_of_whole_prompts():
     assert run("static", [(0, 10, 2)] * 3, batch=3, tokens=25) == [{0: 10, 1: 10}, {2: 10}, {0: 1, 1: 1, 2: 1}]
+
+
+def test_iterations_are_padded_to_the_sizes_that_kernels_are_recorded_for():
+    def padding(engine, tokens, mixed=False):
+        kind = POLICIES[engine]
+        return kind(Limits(512, 2048), KvBlocks(100, 16), dict(kind.options)).padding(tokens, mixed=mixed)
+
+    assert [padding("vllm-v1", n) for n in (1, 3, 4, 9, 16, 250, 257, 512, 513)] == [0, 1, 0, 7, 0, 6, 15, 0, 0]
+    assert (padding("vllm-v1", 140, mixed=True), padding("vllm-v0", 140, mixed=True)) == (4, 0)
+    assert [padding("vllm-v0", n) for n in (5, 256, 257)] == [3, 0, 0]
+    assert [padding("tgi", n) for n in (17, 33)] == [15, 0] and padding("tensorrt-llm", 9) == 0
+
+
+def test_a_policy_without_a_schedule_cannot_be_made():
+    class Idle(Policy):
+        pass
+
+    with pytest.raises(TypeError, match="schedule"):
+        Idle(Limits(1, 1), KvBlocks(1, 1), {})
 
 
 @pytest.mark.parametrize("engine", ["tensorrt-llm", "vllm-v1"])

@@ -44,10 +44,12 @@ def test_steps_ends_and_blocks_are_those_of_one_step_at_a_time(lengths, block_si
             assert needed == 0 or fast.steps_within(needed - 1) < steps
         assert [s.index for s in fast.advance(steps)] == ended
         assert fast.context_tokens == sum(context for context, _ in naive.values())
+        assert fast.longest_context == max((context for context, _ in naive.values()), default=0)
         for index in ended:
             fast.remove(members[index])
             assert members[index].produced == members[index].output
             assert members[index].context == naive.pop(index)[0]
+        assert fast.longest_context == max((context for context, _ in naive.values()), default=0)
     assert len(fast) == len(naive)
 
 

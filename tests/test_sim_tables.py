@@ -59,6 +59,22 @@ def test_a_run_of_decode_steps_is_the_steps_one_by_one(times):
     np.testing.assert_allclose(run, one_by_one, rtol=1e-9)
 
 
+def test_unequal_contexts_take_half_of_the_way_to_the_longest(times):
+    """13 requests of 8 KV heads are 104 parts, fewer than the card's 108 or 132 multiprocessors: they end together."""
+    uneven = times.step_s([], 13, 13 * 500, longest=900)
+    assert uneven == pytest.approx(times.step_s([], 13, 13 * 700))
+    assert times.decode_run_s(13, 13 * 500, 20, 900)[0] == pytest.approx(uneven)
+    assert times.step_s([], 13, 13 * 500, longest=500) == times.step_s([], 13, 13 * 500)
+    assert 501 < times._context_of(208, 208 * 500, 900) < 501 + 0.05 * 400, "many requests even out"
+
+
+def test_padding_is_computed_but_attends_to_nothing(times):
+    padded, full = times.step_s([], 13, 13 * 500, padding=3), times.step_s([], 16, 16 * 500)
+    attention_ms = times.generation_ms(16, 501) - times.generation_ms(13, 501)
+    logits_ms = times.logits_ms(16) - times.logits_ms(13)
+    assert (full - padded) * 1e3 == pytest.approx(attention_ms + logits_ms)
+
+
 def test_equal_prompts_are_one_batch_of_the_package(times):
     whole = times._engine.evaluate_context_ops(times._attention_op, batch_size=3, s=512)[0][1]
     assert times.prompts_ms([(512, 0)] * 3) == pytest.approx(whole, rel=1e-9)

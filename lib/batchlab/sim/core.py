@@ -18,14 +18,25 @@ from batchlab.sim.state import Sequence
 
 
 class StepTimes(Protocol):
-    """Durations of iterations on one machine, in seconds."""
+    """Durations of iterations on one machine, in seconds.
 
-    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
-        """One iteration. `prefills`: (new tokens, tokens before them) of each prompt piece; `context_tokens`: KV of
-        the decoding ones.
-        """
+    `context_tokens` is the KV of all decoding sequences, `longest` that of the one that has the most (0: all are
+    alike), `padding` the tokens of nobody that are computed along, because kernels were recorded for some sizes only.
+    """
 
-    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+    def step_s(
+        self,
+        prefills: list[tuple[int, int]],
+        decodes: int,
+        context_tokens: int,
+        longest: int = 0,
+        padding: int = 0,
+    ) -> float:
+        """One iteration. `prefills`: (new tokens, tokens before them) of each prompt piece."""
+
+    def decode_run_s(
+        self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
+    ) -> np.ndarray:
         """`steps` decode iterations of the same sequences, whose contexts grow by one token each: float64 (steps,)."""
 
     def swap_s(self, tokens: int) -> float:
@@ -40,10 +51,11 @@ class HostOverheads:
     token_us: float = 0.0  # each output token of an iteration
     request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
     message_us: float = 0.0  # each way between client and engine, all requests at the same time
+    prompt_us: float = 0.0  # each iteration with prompts, whose kernels are launched one by one
 
     @property
     def fitted(self) -> bool:
-        return any((self.step_us, self.token_us, self.request_us, self.message_us))
+        return any((self.step_us, self.token_us, self.request_us, self.message_us, self.prompt_us))
 
 
 @dataclass(slots=True)
@@ -172,12 +184,17 @@ class Simulation:
         steps = step.group
         if decodes and not step.prefills and not self.pending:
             steps = max(steps, policy.steady_steps(step))
+        longest = policy.decodes.longest_context if decodes > 1 else 0
+        padding = policy.padding(decodes + prefilled, mixed=bool(step.prefills))
         if steps == 1:
-            durations = np.array([self.times.step_s([(n, before) for _, n, before in step.prefills], decodes, context)])
+            pieces = [(n, before) for _, n, before in step.prefills]
+            durations = np.array([self.times.step_s(pieces, decodes, context, longest, padding)])
         else:
-            durations = self.times.decode_run_s(decodes, context, steps)
+            durations = self.times.decode_run_s(decodes, context, steps, longest, padding)
         durations += self.host.token_us * 1e-6 * (decodes + len(policy.joining))
         durations[:: step.group] += self.host.step_us * 1e-6
+        if step.prefills:
+            durations[0] += self.host.prompt_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
         outputs = max(self.now, self.outputs[-1]) + np.cumsum(durations)

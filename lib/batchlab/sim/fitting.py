@@ -1,7 +1,7 @@
 """The machine's own constants, fitted on a few measured cells and tested on the others.
 
 Which cells are for fitting is the caller's list, and stays in the result. Fitted are the host's time
-(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): six numbers, five of them fitted.
+(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): seven numbers, six of them fitted.
 Operator times and the policies are as they are.
 """
 
@@ -50,12 +50,13 @@ class Fit:
     errors: list[dict[str, Any]]  # see `compare_cells`
 
 
-# Where the search starts, and its scale: step, token and message in us; seconds for 10^12 operations and bytes.
-_START = (200.0, 2.0, 1000.0, 1 / 600, 1 / 4.5)
+# Where the search starts, and its scale: step, token, message, prompt in us; seconds for 10^12 operations and bytes.
+_START = (200.0, 2.0, 1000.0, 1000.0, 1 / 600, 1 / 4.5)
+_HOST = 4  # of them are the host's
 
 
 def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: bool = True) -> Fit:
-    """Fit step_us, token_us and message_us, and the card's two constants unless `power` is false, on the named cells.
+    """Fit four constants of the host, and the card's two unless `power` is false, on the named cells.
 
     Least squares over the logarithms of simulated over measured throughput and TPOT, and of TTFT at finite rates; no
     constant falls below 0. request_us is not fitted: it is the median, over the fit cells, of the time between one
@@ -70,7 +71,7 @@ def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: b
     if chosen:
         seen = [cell.request_us for cell in chosen if cell.request_us is not None]
         request_us = float(np.median(seen)) if seen else 0.0
-        start = np.array(_START if power else _START[:3])
+        start = np.array(_START if power else _START[:_HOST])
         # differences of a tenth move a cell by more than its rounding to whole iterations
         found = least_squares(
             lambda values: np.array([r for cell in chosen for r in _log_ratios(cell, *_constants(values, request_us))]),
@@ -86,11 +87,11 @@ def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: b
 
 
 def _constants(values: np.ndarray, request_us: float) -> tuple[HostOverheads, PowerLimit | None]:
-    step_us, token_us, message_us = (round(float(v), 3) for v in values[:3])
-    host = HostOverheads(step_us, token_us, round(request_us, 3), message_us)
-    if len(values) == 3:
+    step_us, token_us, message_us, prompt_us = (round(float(v), 3) for v in values[:_HOST])
+    host = HostOverheads(step_us, token_us, round(request_us, 3), message_us, prompt_us)
+    if len(values) == _HOST:
         return host, None
-    return host, PowerLimit(*(round(1 / max(float(v), 1e-6), 4) for v in values[3:]))
+    return host, PowerLimit(*(round(1 / max(float(v), 1e-6), 4) for v in values[_HOST:]))
 
 
 def compare_cells(

@@ -23,11 +23,25 @@ class Card:
     link: float  # bytes/s to the neighbours in the node, one direction
     measured: bool
     source: str
+    multiprocessors: int | None = None
 
 
 # Not in aiconfigurator-core. NVIDIA A10G data sheet: 24 GB, 600 GB/s, 70 TFLOP/s dense bf16.
 OWN_CARDS = {
-    "a10g": Card("a10g", 24 * 2**30, 600e9, 70e12, None, 32e9, 32e9, False, "NVIDIA A10G data sheet"),
+    "a10g": Card("a10g", 24 * 2**30, 600e9, 70e12, None, 32e9, 32e9, False, "NVIDIA A10G data sheet", 80),
+}
+# Streaming multiprocessors, which aiconfigurator-core does not tell: NVIDIA's architecture whitepapers.
+MULTIPROCESSORS = {
+    "a100_pcie": 108,
+    "a100_sxm": 108,
+    "a30": 56,
+    "b200_sxm": 148,
+    "gb200": 148,
+    "h100_pcie": 114,
+    "h100_sxm": 132,
+    "h200_sxm": 132,
+    "l4": 58,
+    "l40s": 142,
 }
 
 
@@ -59,6 +73,7 @@ def known_cards() -> dict[str, Card]:
             spec["node"]["intra_node_bw"],
             measured,
             f"aiconfigurator-core systems/{file.name}",
+            MULTIPROCESSORS.get(file.stem),
         )
     return cards
 

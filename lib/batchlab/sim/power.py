@@ -47,17 +47,26 @@ class PowerLimited:
         inner = getattr(self.times, "provenance", {"kind": type(self.times).__name__})
         return {**inner, "power_limit": {"tflops": self.limit.tflops, "tbytes": self.limit.tbytes, "fitted": True}}
 
-    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
+    def step_s(
+        self,
+        prefills: list[tuple[int, int]],
+        decodes: int,
+        context_tokens: int,
+        longest: int = 0,
+        padding: int = 0,
+    ) -> float:
         tokens = decodes + sum(n for n, _ in prefills)
         pairs = context_tokens + sum(n * before + n * n / 2 for n, before in prefills)
         read = context_tokens + sum(before for _, before in prefills)
         limit_s = self.limit.seconds(self._operations(tokens, decodes + len(prefills), pairs), self._bytes(read))
-        return max(self.times.step_s(prefills, decodes, context_tokens), limit_s)
+        return max(self.times.step_s(prefills, decodes, context_tokens, longest, padding), limit_s)
 
-    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+    def decode_run_s(
+        self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
+    ) -> np.ndarray:
         contexts = context_tokens + decodes * np.arange(steps)
         limit_s = self.limit.seconds(self._operations(decodes, decodes, contexts), self._bytes(contexts))
-        return np.maximum(self.times.decode_run_s(decodes, context_tokens, steps), limit_s)
+        return np.maximum(self.times.decode_run_s(decodes, context_tokens, steps, longest, padding), limit_s)
 
     def swap_s(self, tokens: int) -> float:
         return self.times.swap_s(tokens)

@@ -47,8 +47,15 @@ class RooflineTimes:
         if self.quantization.name == "fp8" and not self.card.flops_8:
             raise UsageError(f"quantization fp8: {self.card.name} has no fp8 arithmetic; use none")
 
-    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
-        tokens = decodes + sum(n for n, _ in prefills)
+    def step_s(
+        self,
+        prefills: list[tuple[int, int]],
+        decodes: int,
+        context_tokens: int,
+        longest: int = 0,
+        padding: int = 0,
+    ) -> float:
+        tokens = decodes + sum(n for n, _ in prefills) + padding
         seconds = self._linear_s(tokens, decodes + len(prefills))
         if prefills:
             pairs = sum(n * before + n * (n + 1) / 2 for n, before in prefills)
@@ -58,9 +65,11 @@ class RooflineTimes:
             seconds += self._kv_s(context_tokens + decodes)
         return seconds
 
-    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
+    def decode_run_s(
+        self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
+    ) -> np.ndarray:
         contexts = context_tokens + decodes * (1 + np.arange(steps))
-        return self._linear_s(decodes, decodes) + self._kv_s(contexts)
+        return self._linear_s(decodes + padding, decodes) + self._kv_s(contexts)
 
     def swap_s(self, tokens: int) -> float:
         return tokens * self.model.kv_bytes_per_token(self.quantization.kv_bytes, self.tp) / self.card.pcie

@@ -75,7 +75,7 @@ class DecodeSet:
     may keep a finished member for a while, as engines do that notice an end one iteration late.
     """
 
-    __slots__ = ("_ends", "_offsets", "_phases", "_serial", "block_size", "members", "tick")
+    __slots__ = ("_ends", "_longest", "_offsets", "_phases", "_serial", "block_size", "members", "tick")
 
     def __init__(self, block_size: int) -> None:
         self.block_size = block_size
@@ -84,6 +84,7 @@ class DecodeSet:
         self._offsets = 0
         self._phases = [0] * block_size  # members by the tick, modulo the block size, at which they need a block
         self._ends: list[tuple[int, int, Sequence]] = []
+        self._longest: list[tuple[int, int, Sequence]] = []
         self._serial = 0
 
     def __len__(self) -> int:
@@ -97,6 +98,13 @@ class DecodeSet:
         """KV tokens stored for all members, before the coming step."""
         return self._offsets + len(self.members) * self.tick
 
+    @property
+    def longest_context(self) -> int:
+        """KV tokens stored for the member that has the most, before the coming step; 0 without members."""
+        while self._longest and not self._is_current(self._longest[0]):
+            heapq.heappop(self._longest)
+        return self.tick - self._longest[0][0] if self._longest else 0
+
     def add(self, seq: Sequence) -> None:
         self._serial += 1
         seq.entry = self._serial
@@ -107,6 +115,7 @@ class DecodeSet:
         self._offsets += seq.offset
         self._phases[-seq.offset % self.block_size] += 1
         heapq.heappush(self._ends, (seq.end_tick, seq.entry, seq))
+        heapq.heappush(self._longest, (-seq.offset, seq.entry, seq))
 
     def remove(self, seq: Sequence) -> None:
         """Take a member out; its `context` and `produced` are exact again (steps after its end count as context
@@ -144,7 +153,7 @@ class DecodeSet:
         return ended
 
     def _is_current(self, end: tuple[int, int, Sequence]) -> bool:
-        """Whether a heap entry is of a member, and not of an earlier membership of it."""
+        """Whether an entry of a heap is of a member, and not of an earlier membership of it."""
         return end[2] in self.members and end[1] == end[2].entry
 
     def _next_phases(self, steps: int) -> list[int]:

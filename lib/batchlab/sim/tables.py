@@ -43,6 +43,7 @@ CONTEXT_GRID = np.unique(
         *(2**i + beyond for i in range(5, 15) for beyond in (1, 2)),
     ]
 )
+UNEVEN = 0.5  # of the way from the mean context to the longest, see TableTimes._context_of; assumed, not fitted
 _SEGMENT = 16  # grid points of context read at a time
 NOT_SHARED = ("context_attention", "context_logits_gemm")
 
@@ -55,6 +56,8 @@ class TableTimes:
         self.provenance = _provenance(card, backend, quantization, tp, self.attention)
         self._swap_bytes = model.kv_bytes_per_token(quantization.kv_bytes, tp)
         self._pcie = card.pcie
+        self._kv_heads = max(1, model.kv_heads // tp)
+        self._multiprocessors = card.multiprocessors
         names = [
             name for name, *_ in self._engine.evaluate_context_ops(range(_count(self._engine)), batch_size=1, s=64)
         ]
@@ -77,18 +80,27 @@ class TableTimes:
 
     # -- StepTimes ----------------------------------------------------------------------------------------------------
 
-    def step_s(self, prefills: list[tuple[int, int]], decodes: int, context_tokens: int) -> float:
-        tokens = decodes + sum(n for n, _ in prefills)
+    def step_s(
+        self,
+        prefills: list[tuple[int, int]],
+        decodes: int,
+        context_tokens: int,
+        longest: int = 0,
+        padding: int = 0,
+    ) -> float:
+        tokens = decodes + sum(n for n, _ in prefills) + padding
         ms = self.shared_ms(tokens) + self.logits_ms(decodes + len(prefills))
         if prefills:
             ms += self.prompts_ms(prefills)
         if decodes:
-            ms += self.generation_ms(decodes, context_tokens / decodes + 1)
+            ms += self.generation_ms(decodes, self._context_of(decodes, context_tokens, longest))
         return ms * 1e-3
 
-    def decode_run_s(self, decodes: int, context_tokens: int, steps: int) -> np.ndarray:
-        fixed = self.shared_ms(decodes) + self.logits_ms(decodes)
-        first = context_tokens / decodes + 1
+    def decode_run_s(
+        self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
+    ) -> np.ndarray:
+        fixed = self.shared_ms(decodes + padding) + self.logits_ms(decodes)
+        first = self._context_of(decodes, context_tokens, longest)
         row = self._row(decodes, first + steps)
         return (fixed + np.interp(first + np.arange(steps), CONTEXT_GRID[: len(row)], row)) * 1e-3
 
@@ -125,6 +137,19 @@ class TableTimes:
         at = min(max(bisect_right(_GRID_LIST, context, 1, len(row)), 1), len(row) - 1)
         low, high = _GRID_LIST[at - 1], _GRID_LIST[at]
         return row[at - 1] + (row[at] - row[at - 1]) * (context - low) / (high - low)
+
+    def _context_of(self, decodes: int, context_tokens: int, longest: int) -> float:
+        """The equal context, new token included, whose attention takes as long as that of these unequal ones.
+
+        The tables hold equal contexts. Attention over unequal ones ends with its longest part: while its parts (a
+        request and KV head each) are no more than the card's multiprocessors, with the longest context, unless the
+        kernel splits it; and the more there are, the more they even out. UNEVEN stands between split and unsplit.
+        """
+        mean = context_tokens / decodes + 1
+        if longest + 1 <= mean or not self._multiprocessors:
+            return mean
+        waves = decodes * self._kv_heads / self._multiprocessors
+        return mean + UNEVEN * min(1.0, 1 / waves) * (longest + 1 - mean)
 
     def _even_prompts(self, batch: float, length: int) -> float:
         low = max(1, int(batch + 1e-9))
@@ -249,4 +274,5 @@ def _provenance(card: Card, backend: str, quantization: Quantization, tp: int, a
         "interpolation": (
             f"generation attention linear between {len(BATCH_GRID)} batches and {len(CONTEXT_GRID)} contexts"
         ),
+        "uneven_contexts": UNEVEN,
     }

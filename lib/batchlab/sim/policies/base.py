@@ -4,6 +4,8 @@ A policy is one engine's scheduler, without its model. The core asks it for the 
 it that the iteration ran (`advance`), and tells it of an end when the engine would notice (`retire`).
 """
 
+from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -38,7 +40,7 @@ class Step:
     swapped_blocks: int = 0  # moved between card and host before the iteration
 
 
-class Policy:
+class Policy(ABC):
     """Base of the policies. A subclass writes `schedule`, and changes what else its engine does differently."""
 
     versions: ClassVar[str] = ""  # the engine and versions whose scheduler this is
@@ -47,6 +49,8 @@ class Policy:
     block_size: ClassVar[int] = 16
     memory_fraction: ClassVar[float] = 0.9
     fraction_of: ClassVar[str] = "total"  # of the card; "free": of what weights and activations leave; "static"
+    graph_sizes: ClassVar[tuple[int, ...]] = ()  # tokens for which kernels are recorded, ascending
+    graphs_mixed: ClassVar[bool] = False  # iterations with prompts are padded to them too
     whole_prompts: bool = False  # a prompt longer than max_num_tokens cannot run
     reserves: bool = False  # blocks are reserved at admission, so none is counted later
 
@@ -78,9 +82,9 @@ class Policy:
         """A request arrives."""
         self.waiting.append(seq)
 
+    @abstractmethod
     def schedule(self) -> Step | None:
         """Plan the next iteration and take its memory; None when nothing can run."""
-        raise NotImplementedError
 
     def advance(self, step: Step, steps: int) -> list[Sequence]:
         """The planned iteration ran, `steps` times. Returns the sequences that got their last token."""
@@ -137,6 +141,12 @@ class Policy:
         if not step.decodes:
             return np.full(steps, self.kv.used / self.kv.total)
         return (self.kv.used + self.decodes.block_growth(steps)) / self.kv.total
+
+    def padding(self, tokens: int, *, mixed: bool) -> int:
+        """Tokens that an iteration is filled up with to the next size for which kernels are recorded."""
+        if not self.graph_sizes or tokens > self.graph_sizes[-1] or (mixed and not self.graphs_mixed):
+            return 0
+        return self.graph_sizes[bisect_left(self.graph_sizes, tokens)] - tokens
 
     # -- what several policies do -------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ class Tgi(Policy):
     kernels: ClassVar[str] = "vllm"
     block_size: ClassVar[int] = 1
     memory_fraction: ClassVar[float] = 0.95
+    graph_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4, 8, 16, 32)  # --cuda-graphs by default
     whole_prompts = True
     reserves = True
 

@@ -31,6 +31,7 @@ class VllmV0(Policy):
     kernels: ClassVar[str] = "vllm"
     block_size: ClassVar[int] = 16
     memory_fraction: ClassVar[float] = 0.9
+    graph_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4, *range(8, 257, 8))
     whole_prompts = True
     keeps_ended = True
 
