@@ -208,9 +208,9 @@ def test_replay_prints_the_polled_batch():
     flags = "--api openai-completions --model tiny-llama --input-len 4 --output-len 20 --num-requests 4"
     with page([VLLM.format(running="6.0")]) as metrics_url, running() as server:
         url = server.url(first_ms=50, gap_ms=20, usage="continuous")
+        urls = ("--base-url", url, "--metrics-url", metrics_url)
         done = subprocess.run(
-            [sys.executable, "-m", "batchlab", "replay", *flags.split(), "--request-rate", "inf", "--json"]
-            + ["--base-url", url, "--metrics-url", metrics_url],
+            [sys.executable, "-m", "batchlab", "replay", *flags.split(), "--request-rate", "inf", "--json", *urls],
             capture_output=True,
             text=True,
             cwd=paths.ROOT,

@@ -106,12 +106,12 @@ def under_tpot(found: pd.DataFrame, limits: ServiceLimits) -> pd.DataFrame:
     setting is null where none keeps the limit, and `lowest_tpot_ms` says how near it comes.
     """
     rows = []
-    for key, at_once, _ in groups(found):
+    for key, at_once, finite in groups(found):
         if at_once.empty:
             continue
         kept = at_once if limits.tpot_ms is None else at_once[at_once[limits.tpot].astype(float) <= limits.tpot_ms]
         best = _smallest_of_best(kept)
-        row = key | dict.fromkeys((*SETTING, limits.tpot, THROUGHPUT)) | {"best_tok_s": at_once[THROUGHPUT].max()}
+        row = key | dict.fromkeys((*SETTING, limits.tpot, THROUGHPUT)) | {"best_tok_s": _most(at_once, finite)}
         row["lowest_tpot_ms"] = at_once[limits.tpot].min()
         rows.append(row | ({} if best is None else best[[*SETTING, limits.tpot, THROUGHPUT]].to_dict()))
     return _with_cost(pd.DataFrame(rows))
@@ -133,8 +133,7 @@ def under_ttft(found: pd.DataFrame, limits: ServiceLimits) -> pd.DataFrame:
             continue
         best, missed = top
         row = key | best[["request_rate", *SETTING, limits.ttft, THROUGHPUT]].to_dict()
-        everything = at_once[THROUGHPUT].max() if len(at_once) else None
-        rows.append(row | {"request_rate_missed": missed, "best_tok_s": everything})
+        rows.append(row | {"request_rate_missed": missed, "best_tok_s": _most(at_once, finite)})
     return _with_cost(pd.DataFrame(rows))
 
 
@@ -157,6 +156,11 @@ def highest_of_all(finite: pd.DataFrame, kept: Kept) -> tuple[pd.Series, float |
     """`highest_kept` of the setting that carries the highest rate; of several, the smallest."""
     tops = [top for _, rates in finite.groupby(SETTING, sort=True, dropna=False) if (top := highest_kept(rates, kept))]
     return max(tops, key=lambda top: top[0]["request_rate"], default=None)
+
+
+def _most(at_once: pd.DataFrame, finite: pd.DataFrame) -> float:
+    """The highest throughput recorded, however the requests came."""
+    return float(pd.concat([at_once[THROUGHPUT], finite[THROUGHPUT]]).astype(float).max())
 
 
 def _smallest_of_best(rows: pd.DataFrame) -> pd.Series | None:

@@ -6,13 +6,17 @@ from typing import Any
 import pandas as pd
 
 from batchlab.plots.labels import number, whole
+from batchlab.plots.saving import Shown, save
+from batchlab.plots.select import SERIES
+from batchlab.plots.service import rates
 from batchlab.plots.style import TRANSPORTS, engine_name
 from batchlab.recommend import Recommendation
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
-from batchlab.service import THROUGHPUT, ServiceLimits
+from batchlab.service import THROUGHPUT, ServiceLimits, rate_lines
+from batchlab.study import Study
 
-COMMON = {"dataset": "dataset", "who": "engine", "options": "options"}
+COMMON = {"dataset": "dataset", "options": "options"}
 COST = {
     THROUGHPUT: "output throughput (tok/s)",
     "best_tok_s": "without a limit (tok/s)",
@@ -34,7 +38,6 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
     if rows.empty:
         return table(pd.DataFrame(columns=list(columns)), columns, empty=empty)
     shown = rows.assign(
-        who=[who(r) for r in rows.to_dict("records")],
         options=rows["engine_options"].map(_options),
         left=[f"{v:.0%}" if pd.notna(v) else None for v in rows["throughput_left"]],
     )
@@ -106,12 +109,24 @@ def ttft_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
     return Reading(tuple(found) or (NOTHING,))
 
 
+def ttft_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits, study: Study) -> Shown | Reading:
+    """TTFT against the request rate where two rates of one setting are recorded; otherwise a line that says so."""
+    lines = rate_lines(points)
+    if lines.empty:
+        return Reading(("No setting is recorded at two request rates, so there is no figure against the rate.",))
+    axes = rates(lines, limits.ttft, limits.ttft_ms)
+    what = "Time to first token against the request rate, a panel a dataset, with the limit as a line."
+    return save(axes[0].figure, "limit-ttft", f"{what} {ttft_reading(best, limits)}", study)
+
+
 def advice_table(made: Sequence[Recommendation]) -> Table:
     """A row a recommendation."""
     rows = [
         {
             "dataset": r.dataset,
-            "engine": who(r.as_dict()),
+            "engine": r.engine,
+            "evidence": r.evidence,
+            "transport": r.transport,
             "options": ", ".join(f"{k} {v}" for k, v in r.engine_options.items()) or None,
             "max_batch_size": r.max_batch_size,
             "max_num_tokens": r.max_num_tokens,
@@ -121,10 +136,9 @@ def advice_table(made: Sequence[Recommendation]) -> Table:
         }
         for r in made
     ]
-    frame = pd.DataFrame(
-        rows, columns=["dataset", "engine", "options", "max_batch_size", "max_num_tokens", "rate", "status", "why"]
-    )
-    columns = {c: {"rate": "kept up to (req/s)"}.get(c, c) for c in frame}
+    names = ["dataset", "options", "max_batch_size", "max_num_tokens", "rate", "status", "why"]
+    frame = pd.DataFrame(rows, columns=[*SERIES, *names])
+    columns = {c: {"rate": "kept up to (req/s)"}.get(c, c) for c in names}
     if frame["options"].nunique(dropna=False) <= 1:
         del columns["options"]
     return table(frame, columns, empty=NOTHING)

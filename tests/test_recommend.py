@@ -1,0 +1,193 @@
+"""Service limits: the best settings under them, what they cost, and what is recommended, on invented points."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import synthetic
+from batchlab import paths, plots, recommend, service
+from batchlab.errors import UsageError
+from batchlab.report import limits as told
+from batchlab.service import ServiceLimits
+
+
+def cell(batch, tok_s, tpot, rate=np.inf, ttft=100.0, tokens=512, **more):
+    row = synthetic.row("prefill-heavy", batch, tokens, 0, "throughput")
+    name = f"{more.get('engine', 'vllm')}-{batch}-{tokens}-{rate}-{more.get('evidence', 'measured')}"
+    return row | {
+        "cell": name,
+        "engine_options": "{}",
+        "token_rule": None,
+        "request_rate": rate,
+        "output_throughput_tok_s": tok_s,
+        "tpot_mean_ms": tpot,
+        "ttft_mean_ms": ttft,
+        **more,
+    }
+
+
+LIMITS = ServiceLimits()
+# TPOT keeps 20 ms up to a batch of 16; 15 does almost as much as 16
+AT_ONCE = [cell(4, 400, 10), cell(8, 700, 13), cell(15, 990, 18), cell(16, 1000, 19), cell(32, 1500, 25)]
+
+
+def frame(*rows):
+    return pd.DataFrame(list(rows))
+
+
+def test_the_best_setting_under_tpot_is_the_smallest_of_the_equally_good():
+    (row,) = service.under_tpot(service.usable(frame(*AT_ONCE)), LIMITS).to_dict("records")
+    assert (row["max_batch_size"], row["max_num_tokens"]) == (15, 512)
+    assert row["throughput_left"] == pytest.approx(990 / 1500)
+    assert row["gpus_for_unlimited"] == pytest.approx(1500 / 990) and row["gpus_relative"] == 1
+
+
+def test_no_setting_under_tpot_is_said_with_the_lowest():
+    best = service.under_tpot(service.usable(frame(*AT_ONCE)), ServiceLimits(tpot_ms=5))
+    assert pd.isna(best["max_batch_size"].iloc[0])
+    assert "no setting keeps 5 ms; the lowest TPOT is 10.0 ms" in str(told.tpot_reading(best, ServiceLimits(tpot_ms=5)))
+
+
+def test_the_highest_rate_ends_at_the_first_one_that_misses():
+    rates = [cell(16, 100 * r, 12, rate=r, ttft=t) for r, t in ((1, 100), (2, 200), (4, 1500), (8, 900))]
+    (row,) = service.under_ttft(service.usable(frame(*AT_ONCE, *rates)), LIMITS).to_dict("records")
+    assert (row["request_rate"], row["request_rate_missed"]) == (2, 4)  # 8 keeps it again, which proves nothing
+    late = [cell(16, 100, 12, rate=1, ttft=2000), cell(16, 200, 12, rate=2, ttft=500)]
+    assert service.under_ttft(service.usable(frame(*late)), LIMITS).empty
+
+
+def test_gpus_are_inverse_to_throughput_as_s1_argues():
+    """S1's table 3: 5 req/s and 639 tok/s against 6 req/s and 743 tok/s under a TTFT of 1 s, 16.3% more GPUs."""
+    mine = frame(cell(256, 500, 15, model="llama-3-8b", dataset="s1", input_len=2048, output_len=128))
+    found = service.published(service.usable(mine))
+    best = service.under_ttft(found, LIMITS).set_index("engine")
+    assert best.loc["vllm", "request_rate"] == 5 and best.loc["tensorrt-llm", "request_rate"] == 6
+    assert best.loc["vllm", "gpus_relative"] == pytest.approx(1.163, abs=5e-4)
+    assert "16.3% more GPUs" in str(told.ttft_reading(service.under_ttft(found, LIMITS), LIMITS))
+    tpot = service.under_tpot(found, LIMITS).set_index("engine")
+    assert tpot["max_batch_size"].to_dict() == {"vllm": 8, "tensorrt-llm": 16}
+    assert service.published(service.usable(frame(*AT_ONCE))).empty
+
+
+def advice(*rows, limits=LIMITS):
+    return recommend.recommend(frame(*rows), limits)
+
+
+def test_a_recommendation_is_confirmed_by_a_measured_cell_at_its_setting():
+    kept = cell(15, 600, 15, rate=4.0, ttft=200)
+    missed = cell(15, 700, 17, rate=6.0, ttft=1200)
+    elsewhere = cell(32, 600, 15, rate=8.0, ttft=100)
+    (made,) = advice(*AT_ONCE, kept, missed, elsewhere)
+    assert (made.max_batch_size, made.max_num_tokens) == (15, 512)
+    assert made.confirmed and made.cells == (kept["cell"],)
+    assert (made.request_rate, made.request_rate_missed) == (4, 6)
+    assert "600 tok/s, 61% of its throughput with all requests at once" in made.why and "not at 6 req/s" in made.why
+    json.dumps(made.as_dict(), allow_nan=False)
+    assert made.as_dict()["scenario_line"] == "defaults: {max_batch_size: 15, max_num_tokens: 512}"
+
+
+def test_without_a_confirming_cell_it_is_unconfirmed():
+    (made,) = advice(*AT_ONCE, cell(32, 600, 15, rate=4.0, ttft=100))
+    assert not made.confirmed and made.request_rate is None and "no cell at this setting" in made.why
+    (made,) = advice(*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=3000))
+    assert not made.confirmed and "does not keep mean TPOT ≤ 20 ms and mean TTFT ≤ 1000 ms" in made.why
+    simulated = [row | {"evidence": "simulated"} for row in (*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=200))]
+    (made,) = advice(*simulated)
+    assert not made.confirmed and made.why.startswith("unconfirmed: only simulated") and made.request_rate == 4
+
+
+def test_invalid_cells_recommend_and_confirm_nothing():
+    best = cell(16, 5000, 10, tokens=1024, valid=False, invalid_reasons=["late"])
+    (made,) = advice(*AT_ONCE, best, cell(15, 600, 15, rate=4.0, ttft=200, valid=False, invalid_reasons=["late"]))
+    assert made.max_batch_size == 15 and not made.confirmed
+    assert advice(best) == []
+
+
+def test_finite_rates_alone_recommend_the_setting_that_carries_most():
+    rows = [cell(b, 100 * r, 12, rate=r, ttft=100 if r <= b else 5000) for b in (2, 4) for r in (1, 2, 4)]
+    (made,) = advice(*rows)
+    assert made.max_batch_size == 4 and made.request_rate == 4 and made.confirmed
+
+
+def test_engines_and_options_are_recommended_apart():
+    other = [row | {"engine": "sglang", "cell": row["cell"] + "s"} for row in AT_ONCE]
+    less = [row | {"engine_options": '{"kv_cache_gib": 1}', "cell": row["cell"] + "k"} for row in AT_ONCE]
+    assert [(m.engine, m.engine_options) for m in advice(*AT_ONCE, *other, *less)] == [
+        ("vllm", {}),
+        ("sglang", {}),
+        ("vllm", {"kv_cache_gib": 1}),
+    ]
+
+
+def test_other_statistics_and_single_limits():
+    rows = [row | {"tpot_p99_ms": row["tpot_mean_ms"] * 1.5} for row in AT_ONCE]
+    (made,) = advice(*rows, limits=ServiceLimits(tpot_ms=20, ttft_ms=None, statistic="p99"))
+    assert made.max_batch_size == 8
+    with pytest.raises(UsageError, match="statistic 'p95'"):
+        ServiceLimits(statistic="p95")
+    with pytest.raises(UsageError, match="tpot_ms 0"):
+        ServiceLimits(tpot_ms=0)
+    with pytest.raises(UsageError, match="give a limit"):
+        ServiceLimits(None, None)
+
+
+def test_the_figures_show_limit_and_best_setting():
+    found = service.usable(frame(*AT_ONCE, *[cell(16, 100 * r, 12, rate=r, ttft=100 * r) for r in (1.0, 2.0, 4.0)]))
+    best = service.under_tpot(found, LIMITS)
+    (ax,) = plots.tradeoff(service.at_once(found), LIMITS.tpot, 20, best)
+    assert any("15 / 512" in t.get_text() for t in ax.texts) and any("20 ms" in t.get_text() for t in ax.texts)
+    assert "ring: best setting under the limit" in ax.figure.get_label()
+    (ax,) = plots.rates(service.rate_lines(found), LIMITS.ttft, 1000)
+    drawn = [line.get_xydata().tolist() for line in ax.lines if len(line.get_xdata()) == 3]
+    assert [[1, 100], [2, 200], [4, 400]] in drawn
+    assert "1000 ms" in " ".join(t.get_text() for t in ax.texts)
+
+
+def test_a_scenario_without_two_rates_has_a_line_in_place_of_the_figure():
+    found = service.usable(frame(*AT_ONCE))
+    assert "no figure against the rate" in str(told.ttft_figure(found, service.under_ttft(found, LIMITS), LIMITS, None))
+
+
+def run(quick_build, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "batchlab", "recommend", *arguments],
+        env=quick_build.env,
+        cwd=paths.ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_the_command_recommends_from_the_records(quick_build):
+    done = run(quick_build, "quick", "--tpot-ms", "7", "--ttft-ms", "1000", "--json")
+    made = json.loads(done.stdout)
+    assert done.returncode == 0 and {m["dataset"] for m in made} == {"prefill-heavy", "decode-heavy"}
+    assert all(m["tpot_ms"] <= 7 for m in made)
+    # the cell that would confirm (16, 128) decode-heavy is the one that is not recorded
+    assert {m["dataset"]: (m["confirmed"], bool(m["cells"])) for m in made} == {
+        "prefill-heavy": (True, True),
+        "decode-heavy": (False, False),
+    }
+    text = run(quick_build, "quick", "--tpot-ms", "7")
+    assert text.returncode == 0 and "defaults: {max_batch_size: " in text.stdout
+    none = run(quick_build, "quick", "--tpot-ms", "0.1")
+    assert none.returncode == 1 and "no recorded setting keeps" in none.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("quick",), "give a limit on TPOT, on TTFT, or both"),
+        (("quick", "--tpot-ms", "0"), "--tpot-ms"),
+        (("quik", "--tpot-ms", "20"), "did you mean `quick`"),
+    ],
+)
+def test_bad_input_is_one_line(quick_build, arguments, expected):
+    done = run(quick_build, *arguments)
+    assert done.returncode == 2 and expected in done.stderr and done.stdout == ""
+    assert len(done.stderr.strip().splitlines()) == 1
