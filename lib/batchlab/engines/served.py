@@ -22,7 +22,9 @@ from batchlab.workload import Workload
 
 NO_REQUESTS = "the engine's own times of each request, and so the client's clock against them"
 GIVEN_UP = ("not finished within", "not sent within", "no byte for")  # the client's words for a request that hung
+ANSWERED = ("HTTP", "error in the stream", *GIVEN_UP)  # the words for one that a living engine failed
 SETTLE_S = 0.3  # for the last lines of the log to be written
+DYING_S = 2.0
 
 
 class ServedEngine:
@@ -236,13 +238,22 @@ class ServedEngine:
             )
         except (EOFError, OSError, EngineError) as error:
             raise self.failure(str(error) or "it closed the connection") from None
-        if not self.alive():
+        if self._died(result):
             raise self.failure("it exited")
         hung = sum((row["error"] or "").startswith(GIVEN_UP) for row in result.rows)
         self._hung = hung > 0
         if hung == len(result.rows):
             raise self.failure(f"no request was answered within {timeout_s:g} s")
         return result
+
+    def _died(self, result: Replay) -> bool:
+        """Whether its process is gone. After broken connections it gets a moment: they break before it ends."""
+        assert self.process
+        broken = any(row["error"] and not row["error"].startswith(ANSWERED) for row in result.rows)
+        deadline = time.monotonic() + (DYING_S if broken else 0.0)
+        while self.process.alive() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        return not self.process.alive()
 
     def take_trace(self, t0_ns: int, finished: int) -> Traced:
         """The engine's own account of the last replay."""

@@ -57,6 +57,7 @@ class SglangEngine(ServedEngine):
         r"No module named '?(sglang[\w.]*)": "its Python holds no {0}",
         r"Scheduler hit an exception: (?:.*\n)*?(\w+(?:Error|Exception): .{3,200})": "{0}",
         r"(?:ValueError|RuntimeError|OSError): (.{10,200})": "{0}",
+        r"Rank (\d+) scheduler is dead": "its scheduler (rank {0}) died",
     }
 
     @classmethod
