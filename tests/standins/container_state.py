@@ -85,7 +85,8 @@ def keep(container: dict[str, Any], command: list[str], environment: dict[str, s
             os.waitpid(-1, 0)
         if not left:
             break
-    os.write(writing, str(status if status >= 0 else 128 - status).encode())
+    with contextlib.suppress(BrokenPipeError):  # the client was killed
+        os.write(writing, str(status if status >= 0 else 128 - status).encode())
     if container["remove"]:
         shutil.rmtree(place, ignore_errors=True)
     else:
@@ -121,7 +122,7 @@ def end(container: dict[str, Any], patience_s: float) -> None:
     deadline = time.monotonic() + patience_s
     sign = signal.SIGTERM if patience_s else signal.SIGKILL
     send(container, sign)
-    while (current := find(container["id"])) and current["pid"]:
+    while (current := find(container["id"])) and current["pid"] and Path(f"/proc/{current['pid']}").exists():
         if time.monotonic() > deadline:
             send(container, signal.SIGKILL)
         time.sleep(0.02)

@@ -1,5 +1,5 @@
-"""Failures that a test asks for, in the environment variable STANDIN_FAULT: KIND[=VALUE][@MAX_BATCH_SIZE], comma
-separated. With @, only a server that was started with that max_batch_size has the failure.
+"""Failures that a test asks for, in the environment variable STANDIN_FAULT: KIND[=VALUE][@LIMIT], comma separated. With
+@, only a server that was started with that max_batch_size or max_num_tokens has the failure.
 
 While starting:
   die-loading       a worker process dies
@@ -65,15 +65,15 @@ class Faults:
         time.sleep(self.number("slow-start") or 0.0)
 
 
-def asked(max_batch_size: int | None) -> Faults:
+def asked(*limits: int | None) -> Faults:
     """From the environment; ValueError for a kind that there is not. Arms the timer that ends a forgotten server."""
     given = {}
     for item in filter(None, os.environ.get("STANDIN_FAULT", "").split(",")):
-        what, _, batch = item.partition("@")
+        what, _, limit = item.partition("@")
         kind, _, value = what.partition("=")
         if kind not in KINDS:
             raise ValueError(f"STANDIN_FAULT: no failure {kind}; there are: {', '.join(KINDS)}")
-        if not batch or (max_batch_size is not None and int(batch) == max_batch_size):
+        if not limit or int(limit) in limits:
             given[kind] = value
     signal.alarm(LIFE_S)
     if "ignore-sigterm" in given:

@@ -292,7 +292,7 @@ def main() -> None:
         sys.exit(1)
     if hasattr(time, "tzset"):
         time.tzset()
-    fault = faults.asked(args.max_running_requests)
+    fault = faults.asked(args.max_running_requests, args.chunked_prefill_size)
     common.helper()  # the scheduler, a process of its own
     load(args, fault)
     asyncio.run(serve(args, version, fault))

@@ -128,7 +128,7 @@ async def serve(
 def main() -> None:
     version, *arguments = sys.argv[1:]
     options = tgi_args.parse(arguments, version)
-    fault = faults.asked(options.max_batch_size)
+    fault = faults.asked(options.max_batch_size, options.max_batch_prefill_tokens)
     say("Args " + str({key: value for key, value in options.values.items() if value not in (None, False)}))
     try:
         longest = common.config(options.model_id)["max_position_embeddings"]

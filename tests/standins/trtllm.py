@@ -280,7 +280,7 @@ def main() -> None:
     batch, tokens = options.get("max_batch_size", 2048), options.get("max_num_tokens", 8192)
     if batch > tokens:
         say(f"max_batch_size [{batch}] should be less than or equal to max_num_tokens [{tokens}]", "W")
-    fault = faults.asked(batch)
+    fault = faults.asked(batch, tokens)
     common.helper()  # the worker, a process of its own
     asyncio.run(serve(options, release, fault))
 

@@ -3,11 +3,13 @@
 `python supervise.py LOG COMMAND ...` starts the command in a process group of its own, its output appended to
 LOG. When this process's standard input ends (because the starter closed it, or was killed) or SIGTERM comes,
 the whole group gets SIGTERM and, after ten seconds, SIGKILL. Then BATCHLAB_CLEANUP is run, a command as a JSON list:
-what removes a container, which is no child of ours. Exits with the command's status. Standard library only: it may run
-under an engine's Python.
+what removes a container, which is no child of ours. Last come processes that had left the group (on Linux, where they
+become our children when their parents are gone): SIGKILL. Exits with the command's status. Standard library only: it
+may run under an engine's Python.
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import select
@@ -18,10 +20,11 @@ import time
 
 GRACE_S = 10.0
 CLEANUP_S = 30.0
+SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
 def group_alive(group: int) -> bool:
-    """Whether any process of the group still runs (zombies of ours are reaped by the caller)."""
+    """Whether any process of the group still runs; zombies count until they are reaped."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -37,9 +40,42 @@ def stop_group(child: subprocess.Popen, grace_s: float = GRACE_S) -> None:
         deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             child.poll()
-            if child.returncode is not None and not group_alive(child.pid):
-                return
+            if child.returncode is not None:
+                reap()
+                if not group_alive(child.pid):
+                    return
             time.sleep(0.05)
+
+
+def adopt_orphans() -> None:
+    """Processes below us whose parents end become our children, not init's. Linux only."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap() -> None:
+    """Take note of the ends of adopted processes, which would stay zombies. The command's own must be known by now."""
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def stop_orphans() -> None:
+    """SIGKILL to whatever is still below us, five seconds at most. The command itself has ended."""
+    deadline = time.monotonic() + 5.0
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                left = [int(word) for word in file.read().split()]
+        except OSError:
+            return
+        for process in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        reap()
+        if not left:
+            return
+        time.sleep(0.05)
 
 
 def clean_up(command: list[str]) -> None:
@@ -53,6 +89,7 @@ def clean_up(command: list[str]) -> None:
 def main(log_path: str, *command: str) -> int:
     after = json.loads(os.environ.pop("BATCHLAB_CLEANUP", "[]"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    adopt_orphans()
     with open(log_path, "ab") as log:
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)
     try:
@@ -64,6 +101,8 @@ def main(log_path: str, *command: str) -> int:
         stop_group(child)
         if after:
             clean_up(after)
+        if child.returncode is not None:
+            stop_orphans()  # after the cleanup: podman's monitor of a container is one of them, and is asked by it
     return child.returncode if child.returncode is not None else 1
 
 
