@@ -19,7 +19,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(commands))
     monkeypatch.setattr(paths, "ENGINES", tmp_path / "engines")
     monkeypatch.setattr(provenance, "_gpus", lambda: ([], None))
-    for name in ("BATCHLAB_VLLM_PYTHON", "BATCHLAB_SGLANG_PYTHON"):
+    for name in ("BATCHLAB_VLLM_PYTHON", "BATCHLAB_SGLANG_PYTHON", "BATCHLAB_TENSORRT_LLM_PYTHON",
+                 "BATCHLAB_TGI_LAUNCHER"):
         monkeypatch.delenv(name, raising=False)
     provenance.machine.cache_clear()
     yield commands
@@ -69,11 +70,35 @@ def test_commands_on_the_path_are_found(bare: Path) -> None:
     looks = {"trtllm-serve": doctor.trtllm, "text-generation-launcher": doctor.tgi, "chromium": doctor.chromium}
     for name, look in looks.items():
         path = command(bare, name, "exit 0")
-        assert look() == doctor.Check(look().name, True, str(path), look().mend)
+        assert look().ok and look().detail.partition(";")[0] == str(path)
+
+
+@pytest.mark.parametrize("look", [doctor.trtllm, doctor.tgi])
+def test_what_no_one_ran_says_so(look, bare: Path) -> None:
+    assert "stand-in only" in look().detail
+
+
+@pytest.mark.parametrize(("look", "image"), [
+    (doctor.trtllm, "nvcr.io/nvidia/tensorrt-llm/release:1.2.1"),
+    (doctor.tgi, "ghcr.io/huggingface/text-generation-inference:3.3.5"), (doctor.sglang, "lmsysorg/sglang:v0.5.13")])
+def test_an_image_will_do(look, image: str, bare: Path) -> None:
+    command(bare, "docker", f'[ "$1" = images ] && [ "$4" = "{image.partition(":")[0]}" ] && echo "{image}"')
+    assert look().ok and f"image {image} (runtime: container)" in look().detail
+
+
+@pytest.mark.parametrize(("driver", "free", "ok"), [
+    ("580.159.04", 139.0, (True, True)), ("550.54", 20.0, (False, False))])
+def test_driver_and_free_memory_of_a_gpu(driver, free, ok, bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "_gpus", lambda: ([provenance.Gpu("NVIDIA H200", 140.4)], driver))
+    monkeypatch.setattr(provenance, "gpu_memory", lambda: (free, 140.4))
+    found = doctor.gpu_state()
+    assert tuple(check.ok for check in found) == ok and all(check.mend for check in found)
+    assert f"{free:.0f} of 140 GiB free" in found[1].detail
 
 
 @pytest.mark.parametrize(("check", "variable", "package"), [
-    (doctor.vllm_cuda, "BATCHLAB_VLLM_PYTHON", "vllm"), (doctor.sglang, "BATCHLAB_SGLANG_PYTHON", "sglang")])
+    (doctor.vllm_cuda, "BATCHLAB_VLLM_PYTHON", "vllm"), (doctor.sglang, "BATCHLAB_SGLANG_PYTHON", "sglang"),
+    (doctor.trtllm, "BATCHLAB_TENSORRT_LLM_PYTHON", "tensorrt_llm")])
 def test_engine_in_a_python_that_a_variable_names(
         check, variable: str, package: str, bare: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, str(tmp_path / "gone"))

@@ -1,5 +1,6 @@
 """What this machine can run, what is missing and how to get it."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -16,16 +17,19 @@ from pathlib import Path
 import psutil
 
 from batchlab import paths, provenance, setup_engine
+from batchlab.engines import tensorrt_llm
+from batchlab.engines.sglang import HOW as sglang_how
+from batchlab.engines.sglang import VARIABLE as sglang_variable
+from batchlab.engines.tgi import HOW as tgi_how
 
 GIB = 2**30
 DISK_GIB = 4.0          # the lab takes 0.7 GiB, the CPU engine 2.1, build/ and records the rest
 MEMORY_GIB = 6.0        # the CPU engine with 1 GiB of KV cache, and the lab
-TRTLLM = ("docker pull nvcr.io/nvidia/tensorrt-llm/release:1.2.1, or an environment of its own: see environment.yml; "
-          "https://nvidia.github.io/TensorRT-LLM/installation/linux.html")
-TGI = ("docker pull ghcr.io/huggingface/text-generation-inference:3.3.5; "
-       "https://huggingface.co/docs/text-generation-inference/installation")
-SGLANG = ("python3 -m venv ~/sglang && ~/sglang/bin/pip install sglang, then export "
-          "BATCHLAB_SGLANG_PYTHON=~/sglang/bin/python; https://docs.sglang.ai/get_started/install.html")
+CUDA_13_DRIVER = 580    # CUDA 13, of which PyPI's vLLM 0.26 and SGLang 0.5.13 are, runs on this driver and newer ones
+# repositories of the engines' images
+IMAGES = {"TensorRT-LLM": "nvcr.io/nvidia/tensorrt-llm/release", "SGLang": "lmsysorg/sglang",
+          "TGI": "ghcr.io/huggingface/text-generation-inference"}
+STAND_IN = "its adapter was proved against a stand-in only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +44,8 @@ class Check:
 
 def report() -> list[Check]:
     """Everything, in the order of printing. Looks only; starts no engine and needs no network."""
-    return [python(), lab(), git(), disk(), memory(), port(), cpu(), gpu(), vllm_cpu(), vllm_cuda(), trtllm(), tgi(),
-            sglang(), containers(), chromium()]
+    return [python(), lab(), git(), disk(), memory(), port(), cpu(), gpu(), *gpu_state(), vllm_cpu(), vllm_cuda(),
+            trtllm(), tgi(), sglang(), containers(), chromium()]
 
 
 def main() -> int:
@@ -153,6 +157,24 @@ def gpu() -> Check:
     return Check("GPU", True, f"{names}, driver {machine['driver']}, in scenarios: {provenance.hardware()}")
 
 
+def gpu_state() -> list[Check]:
+    """The driver's age and what memory the first GPU has free; nothing on a machine without one."""
+    machine = provenance.machine()
+    if not machine["gpus"]:
+        return []
+    driver = str(machine["driver"] or "")
+    major = driver.partition(".")[0]
+    checks = [Check("GPU driver", major.isdigit() and int(major) >= CUDA_13_DRIVER, driver or "unknown",
+                    f"engines built for CUDA 13 want driver {CUDA_13_DRIVER} or newer: update it "
+                    "(https://www.nvidia.com/drivers), or install builds for CUDA 12")]
+    if (memory := provenance.gpu_memory()) is not None:
+        free, total = memory
+        checks.append(Check("GPU memory", free >= 0.9 * total, f"{free:.0f} of {total:.0f} GiB free; an 8B model in "
+                            "bfloat16 takes 15, the KV cache the rest",
+                            "another program holds the rest; nvidia-smi shows which, stop it before measuring"))
+    return checks
+
+
 # Engines ---------------------------------------------------------------------------------------------------
 def versions(python_path: str, names: Iterable[str]) -> dict[str, str] | None:
     """Versions of the packages that another Python holds; None when it does not run. Imports none of them."""
@@ -187,10 +209,6 @@ def vllm_cuda() -> Check:
     return _in_python("vLLM (GPU)", "BATCHLAB_VLLM_PYTHON", "vllm", how)
 
 
-def sglang() -> Check:
-    return _in_python("SGLang", "BATCHLAB_SGLANG_PYTHON", "sglang", SGLANG)
-
-
 def _in_python(name: str, variable: str, package: str, how: str) -> Check:
     """An engine in the Python that an environment variable names."""
     given = os.environ.get(variable)
@@ -205,13 +223,44 @@ def _in_python(name: str, variable: str, package: str, how: str) -> Check:
 
 
 def trtllm() -> Check:
-    found = shutil.which("trtllm-serve")
-    return Check("TensorRT-LLM", bool(found), found or "no trtllm-serve on the PATH", TRTLLM)
+    """In a Python of its own, on the PATH, or as an image; the first of these that is there."""
+    if os.environ.get(tensorrt_llm.VARIABLE):
+        return _in_python("TensorRT-LLM", tensorrt_llm.VARIABLE, "tensorrt_llm", tensorrt_llm.HOW)
+    return _command_or_image("TensorRT-LLM", "trtllm-serve", tensorrt_llm.HOW)
 
 
 def tgi() -> Check:
-    found = shutil.which("text-generation-launcher")
-    return Check("TGI", bool(found), found or "no text-generation-launcher on the PATH", TGI)
+    return _command_or_image("TGI", os.environ.get("BATCHLAB_TGI_LAUNCHER") or "text-generation-launcher", tgi_how)
+
+
+def sglang() -> Check:
+    found = images(IMAGES["SGLang"])
+    if found and not os.environ.get(sglang_variable):
+        return Check("SGLang", True, f"image {found[0]} (runtime: container)")
+    return _in_python("SGLang", sglang_variable, "sglang", sglang_how)
+
+
+def _command_or_image(name: str, command: str, how: str) -> Check:
+    found = shutil.which(command)
+    if found:
+        return Check(name, True, f"{found}; {STAND_IN}")
+    found = images(IMAGES[name])
+    if found:
+        return Check(name, True, f"image {found[0]} (runtime: container); {STAND_IN}")
+    return Check(name, False, f"no {command} on the PATH and no image {IMAGES[name]}; {STAND_IN}", how)
+
+
+def images(repository: str) -> list[str]:
+    """The images of a repository that docker or podman holds, with their tags."""
+    for name in ("docker", "podman"):
+        if shutil.which(name):
+            command = [name, "images", "--format", "{{.Repository}}:{{.Tag}}", repository]
+            with contextlib.suppress(OSError, subprocess.SubprocessError):
+                done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+                found = [line for line in done.stdout.split() if line.startswith(f"{repository}:")]
+                if not done.returncode and found:
+                    return found
+    return []
 
 
 def containers() -> Check:

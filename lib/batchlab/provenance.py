@@ -175,6 +175,16 @@ def _gpus() -> tuple[list[Gpu], str | None]:
     return _gpus_by_command()
 
 
+def gpu_memory() -> tuple[float, float] | None:
+    """GiB of the first visible GPU that are free, and that there are; None where NVML cannot be asked."""
+    with _nvml() as nvml:
+        handles = _handles(nvml) if nvml is not None else []
+        if not handles:
+            return None
+        memory = nvml.nvmlDeviceGetMemoryInfo(handles[0])
+        return memory.free / GIB, memory.total / GIB
+
+
 def _gpus_by_command() -> tuple[list[Gpu], str | None]:
     """The same from nvidia-smi, for a Python without nvidia-ml-py."""
     query = ["nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
