@@ -9,7 +9,7 @@ from batchlab.errors import UsageError
 from batchlab.scenario import Limits
 from batchlab.scrape import Samples, scraping
 
-NO_ITERATIONS = "its iterations: the running batch is a gauge, polled; how many tokens an iteration held is unknown"
+NO_ITERATIONS = "the token limit and short peaks of the batch: what it tells is a gauge, polled"
 NO_GAUGE = "its running batch, and so whether it kept the batch limit: it shows no gauge of a known name"
 
 

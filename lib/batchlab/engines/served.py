@@ -20,7 +20,7 @@ from batchlab.models import ModelFiles
 from batchlab.scenario import EngineSpec, Limits
 from batchlab.workload import Workload
 
-NO_REQUESTS = "the engine's own times of each request, and so the client's clock against them"
+NO_REQUESTS = "the client's times of a request against the engine's own, which it does not tell"
 GIVEN_UP = ("not finished within", "not sent within", "no byte for")  # the client's words for a request that hung
 ANSWERED = ("HTTP", "error in the stream", *GIVEN_UP)  # the words for one that a living engine failed
 SETTLE_S = 0.3  # for the last lines of the log to be written

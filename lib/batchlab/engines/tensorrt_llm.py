@@ -36,7 +36,7 @@ HOW = (
 # set from the limits or as flags, so never by `args`
 OURS = ("max_batch_size", "max_num_tokens", "max_seq_len", "tensor_parallel_size", "model", "backend")
 METRICS_S = 20.0  # a read of /metrics: up to 1.2 it ends only after two seconds without news
-NO_QUEUE = "how many requests wait, hold a slot and are paused, iteration by iteration: /metrics gave nothing"
+NO_QUEUE = "how many requests waited and were paused: its /metrics gave nothing"
 
 
 class TensorRtLlmEngine(ServedEngine):

@@ -14,7 +14,7 @@ from typing import Any
 
 from batchlab.cell import WARM_LIMITS
 from batchlab.client import Replay, Target, replay
-from batchlab.engines import inprocess, process
+from batchlab.engines import inprocess, process, weights
 from batchlab.engines.token_rule import adjusting
 from batchlab.engines.trace import Traced, TraceReader, set_limits
 from batchlab.engines.vllm_install import KNOWN_FAILURES, environment, is_cpu, python_for
@@ -40,6 +40,10 @@ class VllmEngine:
         self, spec: EngineSpec, options: dict[str, Any], model: ModelFiles, transport: str, *, log: Path
     ) -> None:
         self.spec, self.options, self.model, self.transport, self.log = spec, options, model, transport, log
+        # Weights from a file (args: {load_format: safetensors}) for a model that has none: the check that they
+        # do not matter to speed, since dummy ones are a thousandth in size and a model's are not.
+        if self.options.get("args", {}).get("load_format", "dummy") != "dummy":
+            self.model = weights.with_weights(model)
         self.python = python_for(spec.version)
         self.limits: Limits | None = None
         self.started_with: Limits | None = None

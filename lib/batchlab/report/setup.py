@@ -15,6 +15,15 @@ from batchlab.study import Study
 
 # Sweeps that measure the same thing by name: the crosses, and more repeats of some of their points.
 ALL_AT_ONCE = ("throughput", "repeats")
+# where a cell's iterations come from (measure), in words
+SOURCES = {
+    "scheduler": "a trace inside its scheduler",
+    "log": "its own log, iteration by iteration",
+    "metrics": "its page of iterations",
+    "polled": "a gauge that was polled",
+    "none": "nowhere",
+}
+NEVER_RUN = ("tensorrt-llm", "tgi")
 
 
 def where(study: Study) -> Reading:
@@ -118,6 +127,29 @@ def provenance(study: Study, cells: pd.DataFrame) -> Table:
             }
         )
     return table(pd.DataFrame(rows, columns=[*by, "recorded", "cells"]), empty="No cell is recorded yet.")
+
+
+def checks(study: Study, cells: pd.DataFrame) -> Reading:
+    """What could not be checked where an engine keeps no trace of ours, and which engine was never run by us."""
+    sentences = []
+    real = cells[cells["transport"] != SIMULATED].drop_duplicates("cell")
+    for name, group in real[recorded(real)].groupby("engine", sort=False):
+        metas = [study.store.meta(cell) for cell in group["cell"]]
+        missing = dict.fromkeys(line for meta in metas for line in meta.get("unchecked", ()))
+        if missing:
+            sources = dict.fromkeys(SOURCES[meta.get("iterations_from", "scheduler")] for meta in metas)
+            sentences.append(
+                f"{engine_name(name)} ({len(group)} cells) has its running batch from {' and '.join(sources)}. "
+                f"What could not be checked: {'; '.join(missing)}."
+            )
+    for name in real["engine"].unique():
+        mine = real[(real["engine"] == name) & recorded(real)]
+        if name in NEVER_RUN and not (~mine["engine_version"].str.contains("standin")).any():
+            sentences.append(
+                f"We have never run {engine_name(name)} itself: its adapter is written after its sources and proved "
+                "against a stand-in that follows them."
+            )
+    return Reading(tuple(sentences or ["Every check of a cell's validity was possible in every measured cell."]))
 
 
 def cells_of(study: Study, *sweeps: str) -> pd.DataFrame:
