@@ -6,11 +6,13 @@ import threading
 
 import pytest
 
-from batchlab import models, scenario
+from batchlab import models, plan, scenario
 from batchlab.client import Target, negotiate
 from batchlab.engines.attach import AttachedEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.scenario import EngineSpec, Limits
+from batchlab.store import Store
+from batchlab.study import Study
 from batchlab.workload import build
 from test_scenario import write
 
@@ -156,3 +158,17 @@ def test_only_vllm_runs_in_process(tmp_path):
 
     with pytest.raises(UsageError, match="engine `sglang` has no transport `inprocess`; these have it: vllm"):
         scenario.load(write(tmp_path, change))
+
+
+def test_cells_of_other_limits_are_left_out_and_the_rest_measured(server, tmp_path):
+    def change(raw):
+        attach = {"version": "1", "base_url": server[0], "limits": LIMITS.model_dump(), "max_model_len": 32}
+        sweep = {"name": "x", "max_batch_size": [4, 8], "max_num_tokens": 64}
+        raw.update(engines={"attach": attach}, datasets={"d": {"input_len": 8, "output_len": 4}}, sweeps=[sweep])
+        raw.update(num_requests=2, repeats=1)
+
+    loaded = scenario.load(write(tmp_path, change))
+    mine, told = Study(loaded, plan.expand(loaded), Store(tmp_path / "results")), []
+    outcome = mine.measure(tell=told.append)
+    assert (outcome.measured, outcome.failures) == (1, []) and "1 cells have other limits" in told[-1]
+    assert mine.frame()["recorded"].tolist() == [False, True] and len(mine.ensure()) == 2

@@ -6,12 +6,15 @@ from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any
 
+import pandas as pd
+
 from batchlab import metrics, models, provenance, records, validity
 from batchlab.cell import Cell
 from batchlab.engines.attach import AttachedEngine
 from batchlab.engines.sglang import SglangEngine
 from batchlab.engines.tensorrt_llm import TensorRtLlmEngine
 from batchlab.engines.tgi import TgiEngine
+from batchlab.engines.trace import Traced
 from batchlab.engines.vllm import VllmEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.plan import largest_limits
@@ -225,7 +228,7 @@ def _cell(
             "checks": replayed.check,
             "unchecked": list(traced.unchecked),
             "iterations_from": traced.source,
-            "told": traced.facts,
+            "told": traced.facts | _behind(frame, traced),
             "duration_s": metrics.duration_s(frame),
             "note": workload.note,
             "gpu": gpu.summary(),
@@ -235,6 +238,14 @@ def _cell(
         iterations,
     )
     return reasons
+
+
+def _behind(requests: pd.DataFrame, traced: Traced) -> dict[str, float]:
+    """How long after the engine's last iteration the last token came to the client, where only its log tells."""
+    if traced.source not in ("log", "metrics") or not traced.iterations:
+        return {}
+    last_s = requests["last_s"].max() - max(row["output_s"] for row in traced.iterations)
+    return {"last_token_behind_ms": round(1000 * last_s, 1)} if last_s == last_s else {}
 
 
 def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Store) -> None:
@@ -253,6 +264,12 @@ def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Stor
         records.table([], records.REQUESTS),
         records.table([], records.ITERATIONS),
     )
+
+
+def has_limits(scenario: Scenario, cell: Cell) -> bool:
+    """Whether the cell's limits can be had: an engine that somebody else started has those that it was started with."""
+    stated = scenario.engines[cell.engine].limits
+    return stated is None or stated == Limits(max_batch_size=cell.max_batch_size, max_num_tokens=cell.max_num_tokens)
 
 
 def obstacles(scenario: Scenario, engines: Iterable[str]) -> dict[str, str]:

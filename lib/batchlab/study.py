@@ -79,7 +79,7 @@ class Study:
         asked = {p.cell.id for p in self.planned if engine in (None, p.engine)}
         left = self.missing(sweep, retry_invalid=retry_invalid, tell=tell)
         wanted = [c for c in left if c.id in asked]
-        done = self._simulate([c for c in wanted if c.transport == SIMULATED])
+        done = self.simulate([c for c in wanted if c.transport == SIMULATED])
         wanted = [c for c in wanted if c.transport != SIMULATED]
         if not wanted:
             return measure.Outcome(0, 0, [], done)
@@ -89,14 +89,23 @@ class Study:
             raise UsageError(next(iter(absent.values())))
         for name, reason in absent.items():
             tell(f"{name} is left out: {reason}")
-        wanted = [c for c in wanted if c.engine not in absent]
+        here = [c for c in wanted if c.engine not in absent]
+        wanted = [c for c in here if measure.has_limits(self.scenario, c)]
+        if len(wanted) < len(here):
+            tell(f"attach: {len(here) - len(wanted)} cells have other limits than its engine (engines.attach.limits)")
+        if not wanted:
+            return measure.Outcome(0, 0, [], done, absent)
         real = [c for c in self.cells() if c.transport != SIMULATED]
         progress = Progress(total=len(wanted), estimator=estimate.fit(self.store, real), left=wanted)
         outcome = measure.run(self.scenario, wanted, real, self.store, progress)
         return replace(outcome, simulated=done, absent=absent)
 
-    def _simulate(self, cells: list[Cell]) -> int:
-        """Simulate these cells, how many they were; the errors of `simulated.run` with the scenario's file."""
+    def simulate(self, cells: list[Cell]) -> int:
+        """Simulate those of the cells that are not there yet, which need not be planned; how many they were.
+
+        The errors of `simulated.run`, with the scenario's file.
+        """
+        cells = simulated.missing(cells)
         if not cells:
             return 0
         progress = Progress(total=len(cells), estimator=estimate.fit(self.store, cells), left=cells)
@@ -118,7 +127,7 @@ class Study:
             for _, reason, tail in self.measure(sweep).failures:
                 raise EngineError(f"{reason}\n{tail}" if tail else reason, tail)
         elif left:
-            self._simulate([c for c in left if c.transport == SIMULATED])
+            self.simulate([c for c in left if c.transport == SIMULATED])
         return self._frame(sweep, known | self._summaries(left))
 
     def frame(self, sweep: str | None = None) -> pd.DataFrame:
