@@ -209,7 +209,9 @@ def test_measured_outranks_simulated() -> None:
     assert judged(19, study()).verdict == "reproduced"
     both = judged(19, simulated, study(**FLAT))
     assert both.evidence == "measured" and both.verdict == "differs by setup"
-    assert "It also holds simulated on A100-SXM-80G" in both.detail and "a CPU instead of A100-SXM-80G" in both.detail
+    assert (
+        "It also holds when simulated on A100-SXM-80G" in both.detail and "a CPU instead of A100-SXM-80G" in both.detail
+    )
 
 
 def test_simulated_alone_is_marked() -> None:

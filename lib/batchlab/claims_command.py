@@ -30,8 +30,8 @@ def run(args: argparse.Namespace) -> int:
         return 0
     for v in found:
         print(f"{v.number} ({v.source}) {v.verdict.upper()}, evidence: {v.evidence}")
-        print(textwrap.fill(v.text, 110, initial_indent="  ", subsequent_indent="  "))
-        print(textwrap.fill(v.detail, 110, initial_indent="    ", subsequent_indent="    "))
+        for text, indent in ((v.text, "  "), (v.detail, "    ")):
+            print(textwrap.fill(text, 110, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False))
     counts = Counter(v.verdict for v in found)
     told = ", ".join(f"{counts[word]} {word}" for word in claims.VERDICTS if counts[word])
     print(f"{len(found)} claims: {told}", file=sys.stderr)

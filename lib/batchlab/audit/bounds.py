@@ -197,7 +197,7 @@ def card_memory(row: Row) -> Found:
 def idle_slots(row: Row) -> Found:
     """All at once with requests waiting, every slot is taken, so throughput is near B / TPOT.
 
-    Far less leaves a time between a slot's requests that the prompt's own time must explain. B is the batch limit, or
+    Far less leaves a time between a slot's requests that the prompt's own time must explain. B is the batch limit, the running batch where that is told, or
     what the KV cache or the token budget let run: T tokens an iteration bring in and carry at most T / (input + output)
     new requests, each of which stays for `output` iterations.
     """
@@ -209,7 +209,8 @@ def idle_slots(row: Row) -> Found:
     if row.get("num_requests") < 2 * batch:
         return None
     admitted = length * row.get("max_num_tokens") / (row.get("input_len") + length)
-    slots = batch if math.isnan(admitted) else min(batch, admitted)
+    known = [n for n in (batch, admitted, row.get("running_batch_mean")) if not math.isnan(n)]
+    slots = min(known)
     if row.roofs and not math.isnan(row.context()):
         kv = row.roofs.kv_tokens(row.get("gpu_memory_utilization"), row.get("kv_cache_gib"))
         slots = row.roofs.running(row.context(), slots, kv)

@@ -2,6 +2,7 @@
 
 import csv
 import difflib
+import json
 import math
 from pathlib import Path
 
@@ -108,6 +109,8 @@ def of_points(points: pd.DataFrame) -> pd.DataFrame:
     """The valid points of a study (`plots.points`) as a table to audit; `line` counts them."""
     good = points[points["valid"].astype(bool) & points["recorded"].astype(bool)].reset_index(drop=True)
     table = good.rename(columns={"request_rate": "request_rate_req_s"})
+    if "engine_options" in table:
+        table["kv_cache_gib"] = [json.loads(o).get("kv_cache_gib", math.nan) for o in table["engine_options"]]
     kept = table[[c for c in (*TEXT, *COLUMNS) if c in table]].copy()
     for name in COLUMNS:
         if name in kept:

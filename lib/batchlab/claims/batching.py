@@ -217,8 +217,8 @@ def starved_by_budget(
     change = tpot[a] / tpot[b] - 1, running[a] / running[b] - 1
     told = (
         f"({max_batch_size}, {low}): TPOT {value(line.rows.iloc[a], TPOT)} with {number(running[a])} running, at "
-        f"{high} "
-        f"{value(line.rows.iloc[b], TPOT)} with {number(running[b])} ({percent(change[0])} and {percent(change[1])})"
+        f"{high} {value(line.rows.iloc[b], TPOT)} with {number(running[b])} ({percent(change[0])} in TPOT, "
+        f"{percent(change[1])} in requests)"
     )
     holds = max(change) <= -by
     return Outcome(bool(holds), told, line.cells, 1.0 if holds else apart(1 + max(change), 1 - by))

@@ -61,6 +61,11 @@ class Line:
         low_i, high_i, low_j, high_j = map(float, ends)
         return not (math.isfinite(low_i) and math.isfinite(low_j)) or high_i < low_j or high_j < low_i
 
+    def told(self, i: int) -> str:
+        """The axis value at a place, or that there is none: a test looks for the first from which something holds."""
+        inside = i < len(self.x)
+        return number_on(self.axis, self.x[i]) if inside else f"none up to {number_on(self.axis, self.x[-1])}"
+
     def index(self, where: float) -> int:
         """The place of an axis value. Missing where no valid point has it."""
         found = np.flatnonzero(self.x == where)

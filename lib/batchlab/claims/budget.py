@@ -18,12 +18,29 @@ def knees(body: Body, *, sweeps: list[str], short: str, long: str, at: int, satu
     a = knee(first.y(REQUESTS), saturated)
     b = second.index(at)
     gain = second.y(REQUESTS)[-1] / second.y(REQUESTS)[b] - 1
-    told = (
-        f"{short}: {first.ends(REQUESTS)}, within {1 - saturated:.0%} of the best from {whole(first.x[a])} on; {long}: "
-        f"{second.ends(REQUESTS)}, {percent(gain)} above {at}"
-    )
-    holds = bool(first.x[a] == at and gain >= by)
-    return Outcome(holds, told, first.cells + second.cells, 1.0 if holds else apart(first.x[a], at))
+    from_there = f"within {1 - saturated:.0%} of the best from {first.told(a)} on"
+    if a == len(first.x):
+        from_there = f"the largest more than {1 - saturated:.0%} below the best"
+    told = f"{short}: {first.ends(REQUESTS)}, {from_there}; {long}: {second.ends(REQUESTS)}, {percent(gain)} above {at}"
+    found = first.x[a] if a < len(first.x) else np.inf
+    holds = bool(found == at and gain >= by)
+    factor = 1.0 if holds or not np.isfinite(found) else apart(found, at)
+    return Outcome(holds, told, first.cells + second.cells, factor)
+
+
+def tuning_gain(
+    body: Body, *, engine: str, datasets: list[str], sweeps: list[str], stated: dict[str, float], within: float
+) -> Outcome:
+    """Requests a second at an engine's best token budget over those at its worst, against a stated gain a load."""
+    parts, holds, cells = [], [], ()
+    for dataset in datasets:
+        line = body.line(dataset, TOKENS, engine=engine, sweeps=sweeps)
+        y = line.y(REQUESTS)
+        gain = y.max() / y.min() - 1
+        holds.append(abs(gain - stated[dataset]) <= within)
+        cells += line.cells
+        parts.append(f"{dataset}: {line.ends(REQUESTS)}, {percent(gain)} from the worst budget to the best")
+    return Outcome(all(holds), "; ".join(parts), cells)
 
 
 def dynamic_gain(

@@ -29,7 +29,8 @@ def pair(
 
 def undecided(body: Body, what: str, ratio: np.ndarray, margin: float) -> Missing:
     """Why nothing follows from ratios that a simulation cannot tell from 1, or a run from noise."""
-    seen = f"{percent(ratio.min() - 1)} to {percent(ratio.max() - 1)}" if len(ratio) > 1 else percent(ratio[0] - 1)
+    between = "and" if len(ratio) == 2 else "to"
+    seen = f"{percent(ratio.min() - 1)} {between} {percent(ratio.max() - 1)}"
     why = "which the simulation cannot tell apart" if body.evidence == "simulated" else "which is within the noise"
     return Missing(
         f"scenario {body.scenario}: TensorRT-LLM's {what} is {seen} against vLLM's, {why} (±{margin:.0%})", planned=True
@@ -81,52 +82,67 @@ def lower_everywhere(
     return Outcome(not higher, told, vllm.cells + trt.cells, 1.0 if not higher else float(ratio.max()))
 
 
+def by_budget(body: Body, role: str, dataset: str) -> dict[float, Line]:
+    """An engine's lines along max_batch_size, all at once, at each token budget that has three valid points or more."""
+    rows = body.select(body.points(AT_ONCE), role, dataset, finite_rate=False)
+    groups = rows[valid(rows)].groupby(TOKENS)
+    return {t: Line(BATCH, g.sort_values(BATCH)) for t, g in groups if g[BATCH].nunique() >= 3}
+
+
+def over_budgets(dataset: str, told: dict[float, tuple[bool, str, float]], cells: tuple[str, ...]) -> Outcome:
+    """One outcome of those at each token budget: (whether it holds, what was found, how far off)."""
+    detail = f"{dataset}: " + "; ".join(f"at max_num_tokens {whole(t)} {what}" for t, (_, what, _) in told.items())
+    yes = [whole(t) for t, (holds, _, _) in told.items() if holds]
+    no = [whole(t) for t, (holds, _, _) in told.items() if not holds]
+    factor = max((f for holds, _, f in told.values() if not holds), default=1.0)
+    if not yes or not no:
+        return Outcome(not no, detail, cells, factor)
+    detail += f". It holds at max_num_tokens {listed(yes)} and not at {listed(no)}"
+    return Outcome(False, detail, cells, factor, ("max_num_tokens, of which the article does not say what it was",))
+
+
 def lower_until_saturation(body: Body, *, dataset: str, saturated: float, steps: int, resolves: float) -> Outcome:
-    """vLLM's TPOT is the lower one below TensorRT-LLM's saturation; that engine's two saturation points are close."""
-    vllm, trt = pair(body, dataset, BATCH)
-    tpot_knee, throughput_knee = knee(trt.y(TPOT), saturated), knee(trt.y(THROUGHPUT), saturated)
-    ratio = (vllm.y(TPOT) / trt.y(TPOT))[: max(1, tpot_knee)]
-    margin = margin_of(body, resolves)
-    before = ratio < 1 + margin  # lower, or too close to tell
-    close = abs(tpot_knee - throughput_knee) <= steps
-    if before.all() and close and not (ratio < 1 - margin).any():
-        raise undecided(body, "TPOT below its saturation", 1 / ratio, margin)
-    settled = whole(trt.x[tpot_knee]) if tpot_knee < len(trt.x) else f"none up to {whole(trt.x[-1])}"
-    higher = [whole(x) for x, lower in zip(vllm.x, before, strict=False) if not lower]
-    told = (
-        f"{dataset}: TensorRT-LLM's TPOT saturates at max_batch_size {settled}, its throughput at "
-        f"{whole(trt.x[throughput_knee])}; "
-        f"below, vLLM's TPOT is " + (f"not the lower one at {listed(higher)}" if higher else "the lower one throughout")
-    )
-    told += f" ({percent(ratio.min() - 1)} to {percent(ratio.max() - 1)} of TensorRT-LLM's)"
-    holds = bool(before.all() and close)
-    return Outcome(holds, told, vllm.cells + trt.cells, 1.0 if holds else max(1.0, float(ratio.max())))
+    """vLLM's TPOT is the lower one until TensorRT-LLM's saturates, which it does close to that engine's throughput.
+
+    At each token budget, since where TPOT saturates depends on it.
+    """
+    vllm, trt = (by_budget(body, role, dataset) for role in ROLES)
+    told, cells, margin = {}, (), margin_of(body, resolves)
+    for tokens in sorted(set(vllm) & set(trt)):
+        ours, theirs = vllm[tokens], trt[tokens]
+        shared = np.intersect1d(ours.x, theirs.x)
+        ours, theirs = (Line(BATCH, line.rows[line.rows[BATCH].isin(shared)]) for line in (ours, theirs))
+        tpot_knee, throughput_knee = knee(theirs.y(TPOT), saturated), knee(theirs.y(THROUGHPUT), saturated)
+        reached = tpot_knee < len(shared) - 1  # at the last point it has only just got there
+        ratio = (ours.y(TPOT) / theirs.y(TPOT))[: max(1, tpot_knee)]
+        holds = bool(reached and abs(tpot_knee - throughput_knee) <= steps and (ratio < 1 + margin).all())
+        where = f"saturates at {theirs.told(tpot_knee)}" if reached else f"does not saturate up to {whole(shared[-1])}"
+        what = (
+            f"its TPOT {where}, its throughput at {theirs.told(throughput_knee)}, and vLLM's TPOT until then is "
+            f"{percent(ratio.min() - 1)} to {percent(ratio.max() - 1)} of its"
+        )
+        told[tokens] = (holds, what, max(1.0, float(ratio.max())))
+        cells += ours.cells + theirs.cells
+    if not told:
+        raise Missing(f"scenario {body.scenario} has no budget at which both engines were run over max_batch_size")
+    return over_budgets(f"{dataset}, TensorRT-LLM", told, cells)
 
 
 def level_when_saturated(body: Body, *, engine: str, dataset: str, saturated: float, within: float) -> Outcome:
     """An engine's running batch over the batch limits at which its throughput is saturated, at each token budget."""
-    rows = body.select(body.points(AT_ONCE), engine, dataset, finite_rate=False)
-    level, parts, cells, ratios = [], [], (), []
-    for tokens, group in rows[valid(rows)].groupby(TOKENS):
-        line = Line(BATCH, group.sort_values(BATCH))
+    told, cells = {}, ()
+    for tokens, line in by_budget(body, engine, dataset).items():
         y = line.y(THROUGHPUT)
         good = y >= saturated * y.max()
-        if len(y) < 3 or good.sum() < 2:
+        if good.sum() < 2:
             continue
         running = line.y(RUNNING)[good]
-        ratios.append(float(running.max() / running.min()))
-        level.append(ratios[-1] <= 1 + within)
-        cells += line.cells
+        ratio = float(running.max() / running.min())
+        low, high = number(running.min()), number(running.max())
         at = f"{whole(line.x[good][0])} to {whole(line.x[good][-1])}"
-        parts.append(
-            (whole(tokens), f"{number(running.min())} to {number(running.max())} run over max_batch_size {at}")
-        )
-    if not parts:
+        what = f"{low if low == high else f'{low} to {high}'} run over max_batch_size {at}"
+        told[tokens] = (ratio <= 1 + within, what, ratio)
+        cells += line.cells
+    if not told:
         raise Missing(f"scenario {body.scenario} has no budget at which several max_batch_size are saturated")
-    told = f"{dataset}: " + "; ".join(f"at max_num_tokens {tokens} {what}" for tokens, what in parts)
-    if all(level) or not any(level):
-        return Outcome(all(level), told, cells, 1.0 if all(level) else min(ratios))
-    yes = listed([tokens for (tokens, _), good in zip(parts, level, strict=True) if good])
-    no = listed([tokens for (tokens, _), good in zip(parts, level, strict=True) if not good])
-    told += f". It holds at max_num_tokens {yes} and not at {no}"
-    return Outcome(False, told, cells, max(ratios), ("max_num_tokens, which the article does not say it held at",))
+    return over_budgets(dataset, told, cells)

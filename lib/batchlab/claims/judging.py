@@ -33,7 +33,7 @@ CELL_TESTS: dict[str, Callable[..., Outcome]] = {
         batching.bound_by, batching.gain, batching.keeps_growing, batching.limits_bind, batching.masked, batching.moves,
         batching.preemption_costs, batching.recipe, batching.rises_and_saturates, batching.same_trends, batching.spread,
         batching.starved_by_budget, batching.tpot_falls_with_budget, budget.dynamic_gain, budget.knees,
-        budget.memory_rises,
+        budget.memory_rises, budget.tuning_gain,
         engines.crossover, engines.level_when_saturated, engines.lower_everywhere, engines.lower_until_saturation,
         latency.flat, latency.settles_at, latency.settles_by, latency.throughput_and_ttft_rise, service.as_printed,
         service.gpus_needed, service.highest_under_limit, service.largest_under_limit, service.mean_ttft_above,
@@ -137,17 +137,18 @@ def judge(claims: Claims, claim: Claim, evidence: list[Body]) -> Verdict:
         planned = [str(m) for m in absent if m.planned] or ["no scenario here plans such cells"] * bool(claim.cells)
         detail = printed_detail + sentence(f"needs {claim.needs}") + f" {sentence('; '.join(dict.fromkeys(planned)))}"
         return verdict(claim, UNTESTABLE, "none", detail, (), 1.0, None)
-    return decide(claims, claim, tried, printed_detail)
+    undecided = [str(m) for m in absent if m.planned] if tried[0][0].evidence != "measured" else []
+    return decide(claims, claim, tried, printed_detail, "".join(f" {sentence(u)}" for u in undecided))
 
 
-def decide(claims: Claims, claim: Claim, tried: list[tuple[Body, Outcome]], before: str) -> Verdict:
-    """The verdict of the first body, with what the others say."""
+def decide(claims: Claims, claim: Claim, tried: list[tuple[Body, Outcome]], before: str, after: str) -> Verdict:
+    """The verdict of the first body, with what the others say, `before` and `after` its detail."""
     source, (body, outcome), others = claims.sources[claim.source], tried[0], tried[1:]
     detail = before + sentence(f"{name(body)}: {outcome.detail}")
-    more = "" if claim.theme == "set-up" else also(source, others)
+    more = ("" if claim.theme == "set-up" else also(source, others)) + after
     if outcome.holds:
         return verdict(claim, REPRODUCED, body.evidence, detail + more, outcome.cells, outcome.factor, body)
-    own = [o.holds for b, o in others if b.evidence == "simulated" and is_own(b, source)]
+    own = [o.holds for b, o in tried if b.evidence == "simulated" and is_own(b, source)]
     differ = list(outcome.differs) or differences(claim, source, body)
     explained = bool(outcome.differs) or (any(own) if own else claim.belongs_to_setup)
     word = DIFFERS if explained and differ else NOT_REPRODUCED
@@ -200,12 +201,12 @@ def name(body: Body) -> str:
 
 def also(source: Source, others: list[tuple[Body, Outcome]]) -> str:
     """What further bodies say, with the numbers where the study's own card, simulated, says otherwise."""
-    agree = [name(body) for body, outcome in others if outcome.holds]
+    agree = [f"when {name(body)}" for body, outcome in others if outcome.holds]
     told = f" {sentence('It also holds ' + listed(agree))}" if agree else ""
     for body, outcome in others:
         if not outcome.holds:
             numbers = f": {outcome.detail}" if is_own(body, source) else ""
-            told += f" {sentence(f'It does not hold {name(body)}{numbers}')}"
+            told += f" {sentence(f'It does not hold when {name(body)}{numbers}')}"
     return told
 
 

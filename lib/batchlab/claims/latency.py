@@ -44,8 +44,7 @@ def settles_at(body: Body, *, points: dict[str, int], within: float, steps: int)
         holds.append(near)
         factor = factor if near else max(factor, apart(min(found, 2 * line.x[-1]), stated))
         cells += line.cells
-        told = whole(found) if np.isfinite(found) else f"no max_batch_size up to {whole(line.x[-1])}"
-        parts.append(f"{dataset}: TTFT settles at {told} (stated: {stated})")
+        parts.append(f"{dataset}: TTFT settles at {line.told(at)} (stated: {stated})")
     return Outcome(all(holds), "; ".join(parts), cells, factor)
 
 

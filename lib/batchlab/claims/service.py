@@ -9,6 +9,7 @@ from batchlab.claims import data
 from batchlab.claims.batching import BATCH, THROUGHPUT, TPOT, TTFT
 from batchlab.claims.body import Body, Dataset, Line
 from batchlab.claims.outcome import Missing, Outcome, apart, listed, value
+from batchlab.plots.captions import span
 from batchlab.plots.labels import metric_words, number, whole
 from batchlab.plots.select import recorded, valid
 from batchlab.plots.style import engine_name
@@ -52,10 +53,9 @@ def as_printed(body: Body, *, table: str, metric: str, sweeps: list[str], within
         if len(parts) <= 4
         else [parts[i] for i in sorted({int(found.argmin()), int(found.argmax()), 0, len(parts) - 1})]
     )
-    told = (
-        f"{metric_words(metric)[0]} is {found.min():.3g} to {found.max():.3g} times what is printed in {len(found)} "
-        f"rows: " + "; ".join(shown)
-    )
+    times = f"{found.min():.3g} to {found.max():.3g}" if len(found) > 1 else f"{found[0]:.3g}"
+    rows = f"{len(found)} row{'s' * (len(found) > 1)}"
+    told = f"{metric_words(metric)[0]} is {times} times what is printed in {rows}: {'; '.join(shown)}"
     far = float(np.exp(np.abs(np.log(found))).max())
     return Outcome(bool(far <= 1 + within), told, cells, far)
 
@@ -173,7 +173,7 @@ def mean_ttft_above(body: Body, *, sweeps: list[str], limit_ms: float) -> Outcom
     ttft = good[TTFT].to_numpy(float)
     told = (
         f"mean TTFT is {number(ttft.min() / 1000)} to {number(ttft.max() / 1000)} s in {len(ttft)} runs of "
-        f"{good['num_requests'].min():.0f} to {good['num_requests'].max():.0f} requests"
+        f"{span(good['num_requests'])} requests"
     )
     cells = tuple(c for cells in good["cells"] for c in cells)
     return Outcome(bool((ttft > limit_ms).all()), told, cells, apart(float(np.median(ttft)), limit_ms))

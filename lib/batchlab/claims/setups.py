@@ -53,7 +53,7 @@ def same_setup(body: Body, source: Source, *, sweeps: list[str] | None = None) -
     rows = rows[rows["sweep"].isin(sweeps)] if sweeps else rows
     cells = tuple(dict.fromkeys(rows["cell"]))
     told = f"{len(cells)} cells of {body.scenario}, {body.evidence}"
-    return Outcome(not differ, told, cells)
+    return Outcome(not differ, told, cells, 1.0, tuple(differ))
 
 
 def grid_covered(body: Body, *, datasets: list[str], max_batch_size: list[int], max_num_tokens: list[int]) -> Outcome:
@@ -140,4 +140,5 @@ def whole_prompts(body: Body, *, sweeps: list[str]) -> Outcome:
         f"request of "
         f"{frame['cell'].nunique()} valid cells was served from a prefix cache"
     )
-    return Outcome(unsplit, told, tuple(dict.fromkeys(frame["cell"])))
+    differs = () if unsplit else (f"{engine_name(engine)} {version} cannot leave prompts whole",)
+    return Outcome(unsplit, told, tuple(dict.fromkeys(frame["cell"])), 1.0, differs)
