@@ -1,0 +1,49 @@
+"""The cost of serving over HTTP, as differences to the same points in process."""
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from batchlab.plots.captions import attach
+from batchlab.plots.limits import End, fixed_at, label_ends, limit_axis, panel_title, panels
+from batchlab.plots.select import along, datasets, require
+from batchlab.plots.style import MUTED, engine_name, styled
+
+MARKERS = ("o", "s", "D", "^", "v")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#4D4D4D")
+PANELS = (
+    ("throughput_lost", "throughput lost over HTTP", lambda v, _: f"{100 * v:.0f}%"),
+    ("tpot_added_ms", "TPOT added over HTTP (ms)", lambda v, _: f"{v:g}"),
+)
+
+
+@styled
+def serving_cost(pairs: pd.DataFrame, points: pd.DataFrame, axis: str, *, defaults: object = None) -> list[Axes]:
+    """Throughput lost and TPOT added against `axis`, a line a dataset (and engine), the other limit at its default.
+
+    `pairs`: what `transports.pairs` returns, of one request rate; `points`: those it was made from, for the caption.
+    """
+    require(pairs, axis, "dataset", *(name for name, _, _ in PANELS))
+    line = along(pairs, axis, defaults)
+    groups = list(line.groupby(["dataset", "engine"], sort=False))
+    several = line["engine"].nunique() > 1
+    axes = panels(2, height_in=3.6)
+    for ax, (metric, words, tick) in zip(axes, PANELS, strict=True):
+        limit_axis(ax, line[axis].tolist(), axis)
+        ax.axhline(0, color=MUTED, linewidth=0.9)
+        ends: list[End] = []
+        for n, ((dataset, engine), rows) in enumerate(groups):
+            look = {"color": COLOURS[n % len(COLOURS)], "marker": MARKERS[n % len(MARKERS)]}
+            ax.plot(rows[axis], rows[metric], linestyle="-", **look)
+            name = f"{dataset}, {engine_name(engine)}" if several else str(dataset)
+            ends.append((float(rows[axis].iloc[-1]), float(rows[metric].iloc[-1]), name, look["color"]))
+        low, high = min(0.0, line[metric].min()), max(0.0, line[metric].max())
+        room = 0.12 * (high - low) or 1.0
+        ax.set_ylim(low - room, high + room)
+        ax.yaxis.set_major_formatter(FuncFormatter(tick))
+        label_ends(ax, ends, line[axis].max())
+        panel_title(ax, words[0].upper() + words[1:], fixed_at(line, axis))
+        ax.set_ylabel(words[0].upper() + words[1:])
+    shown = points[points["dataset"].isin(datasets(line)) & points["transport"].isin(("http", "inprocess"))]
+    attach(axes[0].figure, shown.drop(columns="n", errors="ignore"), "a dot is the difference of two means")
+    return axes
