@@ -6,21 +6,22 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from batchlab import paths
 from batchlab.cell import SIMULATED
 from batchlab.errors import UsageError
-
-ENGINES = ("vllm", "tensorrt-llm", "tgi", "sglang", "attach")  # real ones, see measure.ENGINES
-IN_PROCESS = ("vllm",)  # the real ones that have the transport `inprocess`
-POLICIES = ("vllm-v1", "vllm-v0", "tensorrt-llm", "tgi", "sglang", "static")  # simulated ones, see sim.POLICIES
-Positive = Annotated[int, Field(gt=0, strict=True)]
-PositiveNumber = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from batchlab.scenario_engines import (
+    ENGINES,
+    POLICIES,
+    EngineOptions,
+    EngineSpec,
+    Limits,
+    Positive,
+    PositiveNumber,
+    Strict,
+    real_engines,
+)
 
 
 def _rate(value: Any) -> Any:
@@ -37,7 +38,7 @@ def _as_list(value: Any) -> Any:
     return value if isinstance(value, list) else [value]
 
 
-class Range(_Strict):
+class Range(Strict):
     """Lengths drawn uniformly from [low, high], both included."""
 
     low: Positive
@@ -55,7 +56,7 @@ class Range(_Strict):
         return self
 
 
-class Lognormal(_Strict):
+class Lognormal(Strict):
     """Lengths with this median and the sigma of their logarithm, cut at max."""
 
     median: PositiveNumber
@@ -63,7 +64,7 @@ class Lognormal(_Strict):
     max: Positive
 
 
-class _Dataset(_Strict):
+class _Dataset(Strict):
     shared_prefix: Annotated[float, Field(ge=0, lt=1)] = 0.0  # share of each prompt that all prompts have in common
 
 
@@ -85,7 +86,7 @@ class LognormalLengths(_Dataset):
     output_len: Lognormal
 
 
-class Part(_Strict):
+class Part(Strict):
     weight: PositiveNumber
     input_len: Positive
     output_len: Positive
@@ -114,7 +115,7 @@ Dataset = Annotated[
 ]
 
 
-class Arrival(_Strict):
+class Arrival(Strict):
     kind: Literal["infinite", "constant", "poisson", "gamma", "ramp", "closed", "trace"]
     burstiness: PositiveNumber | None = None
     to: PositiveNumber | None = None
@@ -130,66 +131,7 @@ class Arrival(_Strict):
         return self
 
 
-class EngineOptions(_Strict):
-    """What an engine is started with, besides the limits of the sweep. Part of a cell's identity."""
-
-    max_model_len: Positive | None = None
-    kv_cache_gib: PositiveNumber | None = None
-    gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] | None = None
-    quantization: str | None = None
-    tensor_parallel_size: Positive | None = None
-    args: dict[str, str | int | float | bool | None] = {}
-
-
-class EngineSpec(EngineOptions):
-    """An engine of a scenario, under a name of one's own when `engine` says which it is (simulated ones only)."""
-
-    engine: str | None = None
-    version: Annotated[str, Field(min_length=1)]
-    env: dict[str, str] = {}
-    port: Annotated[int, Field(ge=1, le=65535)] | None = None
-    startup_timeout_s: PositiveNumber = 900.0
-    runtime: Literal["local", "container"] = "local"
-    image: str | None = None  # of the container, instead of the release's own
-    # of an engine that already runs (`attach`)
-    base_url: str | None = None
-    api: Literal["openai-completions", "openai-chat", "tgi"] | None = None
-    served_model_name: str | None = None
-    limits: "Limits | None" = None  # what it was started with: the user's word, which nothing can check
-
-    def fault(self, name: str) -> str | None:
-        """What does not fit the engine of this name, as `key: what is wrong; the mend`."""
-        attached = {"base_url", "api", "served_model_name", "limits"}
-        given = {key for key in (*attached, "image") if getattr(self, key) is not None}
-        if name != "attach" and given & attached:
-            return f"{min(given & attached)}: belongs to the engine `attach`; remove it"
-        if name == "attach":
-            for key in ("base_url", "limits"):
-                if key not in given:
-                    return f"{key}: missing; say where the engine runs (base_url) and its limits as it was started"
-            if self.runtime == "container" or "image" in given:
-                return "runtime: `attach` starts nothing; remove runtime and image"
-        if name == "vllm" and self.runtime == "container":
-            return "runtime: vllm runs in a Python of its own (its scheduler is ours); remove it"
-        if "image" in given and self.runtime != "container":
-            return "image: belongs to runtime `container`; add `runtime: container` or remove it"
-        return None
-
-    def options(self, override: EngineOptions | None = None) -> dict[str, Any]:
-        """The identity-relevant options, without those left at their default."""
-        merged = {k: v for k, v in self.model_dump().items() if k in EngineOptions.model_fields}
-        for key, value in (override.model_dump(exclude_unset=True) if override else {}).items():
-            merged[key] = {**merged[key], **value} if key == "args" else value
-        return {k: v for k, v in merged.items() if v not in (None, {})}
-
-
-class Limits(_Strict):
-    max_batch_size: Positive
-    max_num_tokens: Positive
-
-
-class TokenRule(_Strict):
+class TokenRule(Strict):
     """A token budget that follows the load (engines/token_rule.py). It starts at the cell's max_num_tokens."""
 
     waiting_above: Annotated[int, Field(ge=0, strict=True)]
@@ -200,7 +142,7 @@ class TokenRule(_Strict):
     every_s: PositiveNumber
 
 
-class NumRequests(_Strict):
+class NumRequests(Strict):
     """How many requests a cell sends, but at least min and at most max.
 
     `waves` times the batch size; at a finite rate what arrives in `seconds`, where that is given.
@@ -222,7 +164,7 @@ class NumRequests(_Strict):
         return min(self.max, max(self.min, round(wanted)))
 
 
-class Sweep(_Strict):
+class Sweep(Strict):
     name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
     question: str = ""
     engines: list[str] | None = None
@@ -230,7 +172,7 @@ class Sweep(_Strict):
     max_batch_size: Annotated[list[Positive], BeforeValidator(_as_list)] | None = None
     max_num_tokens: Annotated[list[Positive], BeforeValidator(_as_list)] | None = None
     combine: Literal["cross", "grid"] = "cross"
-    request_rate: Annotated[list[Rate], BeforeValidator(_as_list), Field(min_length=1)] = [math.inf]
+    request_rate: Annotated[list[Rate], BeforeValidator(_as_list)] = Field(default=[math.inf], min_length=1)
     arrival: Arrival | None = None
     transport: Literal["http", "inprocess", "simulated"] = "http"
     repeats: Positive | None = None
@@ -240,7 +182,7 @@ class Sweep(_Strict):
     engine_options: EngineOptions | None = None
 
 
-class Scenario(_Strict):
+class Scenario(Strict):
     """A validated scenario. `name` and `path` come from the file, the rest from its keys."""
 
     name: str
@@ -279,7 +221,7 @@ class Scenario(_Strict):
                         raise ValueError(_unknown(f"sweeps.{sweep.name}.{key}", name, known))
             for name in self.engines_of(sweep) or self.engines:
                 if not self.runs(name, sweep.transport):
-                    can = POLICIES if sweep.transport == SIMULATED else _real(sweep.transport)
+                    can = POLICIES if sweep.transport == SIMULATED else real_engines(sweep.transport)
                     raise ValueError(
                         f"sweeps.{sweep.name}: engine `{name}` has no transport `{sweep.transport}`; these have it: "
                         f"{', '.join(can)}"
@@ -291,15 +233,11 @@ class Scenario(_Strict):
         spec = self.engines[engine]
         if transport == SIMULATED:
             return (spec.engine or engine) in POLICIES
-        return not spec.engine and engine in _real(transport)
+        return not spec.engine and engine in real_engines(transport)
 
     def engines_of(self, sweep: Sweep) -> list[str]:
         """The engines that a sweep asks: those it names, else all that its transport can run."""
         return sweep.engines or [name for name in self.engines if self.runs(name, sweep.transport)]
-
-
-def _real(transport: str) -> tuple[str, ...]:
-    return IN_PROCESS if transport == "inprocess" else ENGINES
 
 
 def _unknown(where: str, name: str, known: Any) -> str:
