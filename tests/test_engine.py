@@ -37,9 +37,15 @@ sweeps:
   - {name: throughput, max_batch_size: [1, 2, 8], max_num_tokens: [16, 64]}
   - {name: latency, request_rate: 8, max_batch_size: [8], num_requests: 8}
   - {name: inside, transport: inprocess, max_batch_size: [2, 8]}
+  - name: moving
+    transport: inprocess
+    max_batch_size: 2
+    max_num_tokens: 16
+    num_requests: 48
+    token_rule: {waiting_above: 4, grow: 2, most: 64, kv_use_above: 0.9, shrink: 0.5, every_s: 0.02}
 """
 # a machine under load may be late; it must not be wrong
-TIMING = ("sent late", "ms late", "arrivals took", "the client saw", "the client's mean TPOT", "busy")
+TIMING = ("sent late", "ms late", "arrivals took", "the client saw", "the client's mean TPOT", "busy", "too late to time")
 
 
 def engine_processes(folder):
@@ -129,13 +135,19 @@ def test_every_cell_is_exact(runs):
 
 def test_the_running_batch_obeys_and_reaches_the_limit(runs):
     frame = runs.study.frame()
-    for row in frame[frame["sweep"] != "latency"].to_dict("records"):
+    for row in frame[~frame["sweep"].isin(("latency", "moving"))].to_dict("records"):
         iterations = runs.study.iterations(row["cell"])
         assert set(iterations["max_batch_size"]) == {row["max_batch_size"]}
         assert set(iterations["max_num_tokens"]) == {row["max_num_tokens"]}
         assert iterations["running"].max() == row["max_batch_size"] == iterations["admitted"].max()
         assert (iterations["prefill_tokens"] + iterations["decode_tokens"]).max() <= row["max_num_tokens"]
         assert (iterations["output_s"] > iterations["scheduled_s"]).all()
+
+
+def test_a_moving_budget_moves_in_the_engine_and_ends_where_it_began(runs):
+    (row,) = runs.study.frame("moving").to_dict("records")
+    budgets = list(dict.fromkeys(runs.study.iterations(row["cell"])["max_num_tokens"]))
+    assert budgets[0] == 16 and max(budgets) == 64 and set(budgets) <= {16, 32, 64}
 
 
 def test_engine_and_client_count_the_same_tokens(runs):
