@@ -103,3 +103,6 @@ class HandTimes:
 
     def swap_s(self, tokens: int) -> float:
         return self.swap * tokens
+
+    def ran(self, steps: int, idle_s: float) -> None:
+        pass

@@ -89,10 +89,11 @@ def test_host_overheads_a_step_a_token_and_a_request():
     assert not one("vllm-v1", [(0.0, 10, 3)]).provenance["host_overheads"]["fitted"]
 
 
-def test_prompts_cost_the_host_more():
+def test_prompts_that_no_kernels_are_recorded_for_cost_the_host_more():
     host = HostOverheads(prompt_us=3e5)
-    result = one("vllm-v1", [(0.0, 10, 3)], host=host, options={"async_scheduling": False})
-    assert np.allclose(result.iterations["output_s"].to_numpy(), [1.3, 2.3, 3.3])
+    for prompt, expected in ((513, [1.3, 2.3, 3.3]), (512, [1, 2, 3])):
+        result = one("vllm-v1", [(0.0, prompt, 3)], host=host, tokens=1024, options={"async_scheduling": False})
+        assert np.allclose(result.iterations["output_s"].to_numpy(), expected)
 
 
 def test_messages_take_their_time_each_way():

@@ -12,6 +12,7 @@ from batchlab.sim.models import load_model
 from batchlab.sim.power import PowerLimit, PowerLimited
 from batchlab.sim.roofline import RooflineTimes
 from batchlab.sim.tables import BATCH_GRID, CONTEXT_GRID, table_times
+from sim_driver import HandTimes
 
 pytest.importorskip("aiconfigurator_core")
 
@@ -152,7 +153,7 @@ def test_the_stand_ins_runs_are_its_steps():
 
 def test_a_power_limit_slows_and_never_quickens(times):
     limit = PowerLimit(tflops=250, tbytes=2)
-    limited = PowerLimited(times, limit, LLAMA, NONE, 1)
+    limited = PowerLimited(times, limit, LLAMA, NONE, 1, window_s=0.0)
     for step in (([], 1, 100), ([], 256, 256 * 500), ([(4096, 0)], 0, 0), ([(512, 512)], 64, 64 * 900)):
         assert limited.step_s(*step) >= times.step_s(*step)
     # by hand: 4,096 tokens through 6.98e9 parameters, one output layer, and half of 4,096 x 4,096 pairs of attention
@@ -166,3 +167,16 @@ def test_a_power_limit_slows_and_never_quickens(times):
     )
     assert limited.provenance["power_limit"]["tflops"] == 250
     assert limited.provenance["package"] == "aiconfigurator-core"
+
+
+def test_power_is_saved_for_a_while():
+    """Iterations of 1 s at full speed whose energy takes 1.4 s; 0.6 s may be saved, and are at the start."""
+    limit = PowerLimit(tflops=1e6, tbytes=LLAMA.weight_bytes(2) / 1.4e12)
+    limited = PowerLimited(HandTimes(), limit, LLAMA, NONE, 1, window_s=0.6)
+    np.testing.assert_allclose(limited.decode_run_s(1, 0, 4), [1.0, 1.2, 1.4, 1.4], atol=1e-3)
+    limited.ran(1, 0.0)  # an arrival cut the run short: only what ran is taken
+    assert limited.step_s([], 1, 0) == pytest.approx(1.2, abs=1e-3)
+    limited.ran(1, 0.0)
+    assert limited.step_s([], 1, 0) == pytest.approx(1.4, abs=1e-3)
+    limited.ran(1, 0.3)  # it idled
+    assert limited.step_s([], 1, 0) == pytest.approx(1.1, abs=1e-3)

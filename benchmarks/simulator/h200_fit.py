@@ -29,20 +29,21 @@ FIT_ON = {
 
 
 def cells() -> tuple[list[MeasuredCell], list[str]]:
-    """Every valid recorded in-process cell whose KV memory is the engine's own, and the names of those to fit on:
-    the first seed.
+    """Every valid recorded in-process cell, and the names of those to fit on: the first seed, with the engine's own KV
+    memory.
     """
     store = Store(paths.RESULTS / HARDWARE)
     made, chosen = [], []
     for cell_id in sorted(store.ids()):
         recorded = store.load(cell_id)
         cell = recorded.meta["cell"]
-        if recorded.meta["invalid_reasons"] or cell["transport"] != "inprocess" or cell["dataset"]["kind"] != "fixed":
+        if recorded.meta["invalid_reasons"] or cell["transport"] != "inprocess" or cell.get("token_rule"):
             continue
         made.append(measured_cell(recorded))
-        lengths = (cell["dataset"]["input_len"], cell["dataset"]["output_len"])
+        lengths = (cell["dataset"].get("input_len"), cell["dataset"].get("output_len"))
         if (
-            cell["seed"] == 0
+            (cell["seed"], cell["model"]) == (0, "llama-3-8b")
+            and "kv_cache_gib" not in cell["engine_options"]
             and (lengths, cell["max_batch_size"], cell["max_num_tokens"], cell["request_rate"]) in FIT_ON
         ):
             chosen.append(cell_id)

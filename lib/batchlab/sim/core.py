@@ -42,6 +42,9 @@ class StepTimes(Protocol):
     def swap_s(self, tokens: int) -> float:
         """Moving the KV of so many tokens between card and host."""
 
+    def ran(self, steps: int, idle_s: float) -> None:
+        """So many of the iterations last asked for ran, after the card had idled for `idle_s`."""
+
 
 @dataclass(frozen=True, slots=True)
 class HostOverheads:
@@ -51,7 +54,7 @@ class HostOverheads:
     token_us: float = 0.0  # each output token of an iteration
     request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
     message_us: float = 0.0  # each way between client and engine, all requests at the same time
-    prompt_us: float = 0.0  # each iteration with prompts, whose kernels are launched one by one
+    prompt_us: float = 0.0  # each iteration with prompts whose kernels are launched one by one, not as recorded
 
     @property
     def fitted(self) -> bool:
@@ -185,7 +188,8 @@ class Simulation:
         if decodes and not step.prefills and not self.pending:
             steps = max(steps, policy.steady_steps(step))
         longest = policy.decodes.longest_context if decodes > 1 else 0
-        padding = policy.padding(decodes + prefilled, mixed=bool(step.prefills))
+        filled = policy.padding(decodes + prefilled, mixed=bool(step.prefills))
+        padding = filled or 0
         if steps == 1:
             pieces = [(n, before) for _, n, before in step.prefills]
             durations = np.array([self.times.step_s(pieces, decodes, context, longest, padding)])
@@ -193,16 +197,18 @@ class Simulation:
             durations = self.times.decode_run_s(decodes, context, steps, longest, padding)
         durations += self.host.token_us * 1e-6 * (decodes + len(policy.joining))
         durations[:: step.group] += self.host.step_us * 1e-6
-        if step.prefills:
+        if step.prefills and filled is None:
             durations[0] += self.host.prompt_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
-        outputs = max(self.now, self.outputs[-1]) + np.cumsum(durations)
+        begin = max(self.now, self.outputs[-1])
+        idle_s, outputs = begin - self.outputs[-1], begin + np.cumsum(durations)
         scheduled = self._schedule_times(outputs, step.group)
         if steps > step.group and policy.heeds_arrivals() and (arrival := self._next_arrival()) is not None:
             # an arrival changes the first plan that is made after it
             steps = max(step.group, int(np.searchsorted(scheduled, arrival)))
             outputs, scheduled = outputs[:steps], scheduled[:steps]
+        self.times.ran(len(outputs), idle_s)
         self._record(step, scheduled, outputs, decodes, prefilled)
         self._finish(step, outputs)
 

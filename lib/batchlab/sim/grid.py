@@ -2,8 +2,10 @@
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -41,7 +43,25 @@ def over_cores(
     # spawn: a notebook's kernel has threads, which a forked child would inherit half-way
     with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         chunk = max(1, min(32, len(jobs) // (4 * processes)))
-        yield from pool.map(function, jobs, chunksize=chunk)
+        with _main_left_alone():
+            results = pool.map(function, jobs, chunksize=chunk)
+        yield from results
+
+
+@contextmanager
+def _main_left_alone() -> Iterator[None]:
+    """Processes spawned meanwhile do not import the program that runs: a script without a guard would start anew in
+    each, one read from standard input cannot be imported, and a notebook's kernel takes long. No job needs it.
+    """
+    main = sys.modules["__main__"]
+    kept = {name: getattr(main, name) for name in ("__file__", "__spec__") if hasattr(main, name)}
+    try:
+        main.__spec__ = None
+        main.__dict__.pop("__file__", None)
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(main, name, value)
 
 
 def _cores() -> int:

@@ -2,8 +2,8 @@
 
 Operator times are measured briefly, at full clock. Under a steady load of large batches a card meets its power limit
 and lowers its clock: the recorded H200 cells draw up to 678 of 700 W and fall from 1,980 to 1,510 MHz on average. Here
-an iteration takes at least as long as its energy would allow, with one share of the limit for each operation and one
-for each byte of device memory. That form is a model: the records hold clock and power, not an operator's energy. Its
+iterations take on average at least as long as their energy would allow, with one share of the limit for each operation
+and one for each byte of device memory. That form is a model: the records hold clock and power, not an operator's energy. Its
 two constants belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them no limit is
 simulated.
 """
@@ -16,6 +16,10 @@ import numpy as np
 from batchlab.sim.core import StepTimes
 from batchlab.sim.memory import Quantization
 from batchlab.sim.models import ModelShape
+
+# How long a card may save power for later: drivers average it over tens of milliseconds and more. Assumed: the cells
+# that are fitted on tell 0 (each iteration for itself) from the rest, but not 0.05 from 0.2 or 1.
+WINDOW_S = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +36,34 @@ class PowerLimit:
 
 
 class PowerLimited:
-    """Step times that no iteration can undercut for want of power. Wraps other step times."""
+    """Step times that a card holds for a while only, and not on average, for want of power. Wraps other step times.
+
+    The limit is on power averaged over a while. What light iterations and idle time leave of it is saved, up to
+    `window_s`, and heavy iterations run at full speed as long as it lasts; then each takes the time that its energy asks
+    for. Savings are counted in seconds at the limit. One object serves one simulation.
+    """
 
     def __init__(
-        self, times: StepTimes, limit: PowerLimit, model: ModelShape, quantization: Quantization, tp: int
+        self,
+        times: StepTimes,
+        limit: PowerLimit,
+        model: ModelShape,
+        quantization: Quantization,
+        tp: int,
+        window_s: float = WINDOW_S,
     ) -> None:
         self.times, self.limit = times, limit
         self._model, self._tp = model, tp
         self._kv = model.kv_bytes_per_token(quantization.kv_bytes, tp)
         self._weights = model.weight_bytes(quantization.weight_bytes, tp)
+        self._window_s = self._saved_s = window_s
+        self._left: np.ndarray = np.empty(0)  # saved after each of the iterations last asked for
 
     @property
     def provenance(self) -> dict[str, Any]:
         inner = getattr(self.times, "provenance", {"kind": type(self.times).__name__})
-        return {**inner, "power_limit": {"tflops": self.limit.tflops, "tbytes": self.limit.tbytes, "fitted": True}}
+        told = {"tflops": self.limit.tflops, "tbytes": self.limit.tbytes, "window_s": self._window_s, "fitted": True}
+        return {**inner, "power_limit": told}
 
     def step_s(
         self,
@@ -58,15 +76,32 @@ class PowerLimited:
         tokens = decodes + sum(n for n, _ in prefills)
         pairs = context_tokens + sum(n * before + n * n / 2 for n, before in prefills)
         read = context_tokens + sum(before for _, before in prefills)
-        limit_s = self.limit.seconds(self._operations(tokens, decodes + len(prefills), pairs), self._bytes(read))
-        return max(self.times.step_s(prefills, decodes, context_tokens, longest, padding), limit_s)
+        energy_s = self.limit.seconds(self._operations(tokens, decodes + len(prefills), pairs), self._bytes(read))
+        full_s = self.times.step_s(prefills, decodes, context_tokens, longest, padding)
+        return float(self._held(np.array([full_s]), np.array([energy_s]))[0])
 
     def decode_run_s(
         self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
     ) -> np.ndarray:
         contexts = context_tokens + decodes * np.arange(steps)
-        limit_s = self.limit.seconds(self._operations(decodes, decodes, contexts), self._bytes(contexts))
-        return np.maximum(self.times.decode_run_s(decodes, context_tokens, steps, longest, padding), limit_s)
+        energy_s = self.limit.seconds(self._operations(decodes, decodes, contexts), self._bytes(contexts))
+        return self._held(self.times.decode_run_s(decodes, context_tokens, steps, longest, padding), energy_s)
+
+    def _held(self, full_s: np.ndarray, energy_s: np.ndarray) -> np.ndarray:
+        """What the iterations take, from what they take at full speed and what their energy takes at the limit."""
+        took, self._left, saved = full_s.copy(), np.empty(len(full_s)), self._saved_s
+        for i, (full, energy) in enumerate(zip(full_s.tolist(), energy_s.tolist(), strict=True)):
+            if energy > full + saved:
+                took[i], saved = energy - saved, 0.0
+            else:
+                saved = min(self._window_s, saved + full - energy)
+            self._left[i] = saved
+        return took
+
+    def ran(self, steps: int, idle_s: float) -> None:
+        """Keep what these iterations left. Idle time before them is saved with it, which is late by one plan."""
+        self._saved_s = min(self._window_s, float(self._left[steps - 1]) + idle_s)
+        self.times.ran(steps, idle_s)
 
     def swap_s(self, tokens: int) -> float:
         return self.times.swap_s(tokens)

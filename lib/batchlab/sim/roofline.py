@@ -74,6 +74,9 @@ class RooflineTimes:
     def swap_s(self, tokens: int) -> float:
         return tokens * self.model.kv_bytes_per_token(self.quantization.kv_bytes, self.tp) / self.card.pcie
 
+    def ran(self, steps: int, idle_s: float) -> None:
+        """Nothing of it depends on what ran before."""
+
     @property
     def _flops(self) -> float:
         return self.card.flops_8 if self.quantization.name == "fp8" else self.card.flops_16

@@ -107,6 +107,9 @@ class TableTimes:
     def swap_s(self, tokens: int) -> float:
         return tokens * self._swap_bytes / self._pcie
 
+    def ran(self, steps: int, idle_s: float) -> None:
+        """Nothing of it depends on what ran before."""
+
     # -- operators, in milliseconds -----------------------------------------------------------------------------------
 
     def shared_ms(self, tokens: int) -> float:

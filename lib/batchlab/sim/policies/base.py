@@ -142,10 +142,12 @@ class Policy(ABC):
             return np.full(steps, self.kv.used / self.kv.total)
         return (self.kv.used + self.decodes.block_growth(steps)) / self.kv.total
 
-    def padding(self, tokens: int, *, mixed: bool) -> int:
-        """Tokens that an iteration is filled up with to the next size for which kernels are recorded."""
+    def padding(self, tokens: int, *, mixed: bool) -> int | None:
+        """Tokens that an iteration is filled up with to the next size for which kernels are recorded; None where they
+        are recorded for none as large, or not for iterations with prompts (`mixed`).
+        """
         if not self.graph_sizes or tokens > self.graph_sizes[-1] or (mixed and not self.graphs_mixed):
-            return 0
+            return None
         return self.graph_sizes[bisect_left(self.graph_sizes, tokens)] - tokens
 
     # -- what several policies do -------------------------------------------------------------------------------------
