@@ -43,7 +43,7 @@ def test_the_best_setting_under_tpot_is_the_smallest_of_the_equally_good():
     (row,) = service.under_tpot(service.usable(frame(*AT_ONCE)), LIMITS).to_dict("records")
     assert (row["max_batch_size"], row["max_num_tokens"]) == (15, 512)
     assert row["throughput_left"] == pytest.approx(990 / 1500)
-    assert row["gpus_for_unlimited"] == pytest.approx(1500 / 990) and row["gpus_relative"] == 1
+    assert row["gpus_for_unlimited"] == pytest.approx(1500 / 990) and pd.isna(row["gpus_relative"])
 
 
 def test_no_setting_under_tpot_is_said_with_the_lowest():
@@ -82,7 +82,8 @@ def test_a_recommendation_is_confirmed_by_a_measured_cell_at_its_setting():
     missed = cell(15, 700, 17, rate=6.0, ttft=1200)
     elsewhere = cell(32, 600, 15, rate=8.0, ttft=100)
     (made,) = advice(*AT_ONCE, kept, missed, elsewhere)
-    assert (made.max_batch_size, made.max_num_tokens) == (15, 512)
+    assert (made.max_batch_size, made.max_num_tokens, made.any_load) == (15, 512, True)
+    assert made.output_throughput_tok_s == 990 and made.throughput_left == pytest.approx(990 / 1500)
     assert made.confirmed and made.cells == (kept["cell"],)
     assert (made.request_rate, made.request_rate_missed) == (4, 6)
     assert "600 tok/s, 61% of its throughput with all requests at once" in made.why and "not at 6 req/s" in made.why
@@ -98,6 +99,16 @@ def test_without_a_confirming_cell_it_is_unconfirmed():
     simulated = [row | {"evidence": "simulated"} for row in (*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=200))]
     (made,) = advice(*simulated)
     assert not made.confirmed and made.why.startswith("unconfirmed: only simulated") and made.request_rate == 4
+
+
+def test_a_rate_that_keeps_both_limits_with_more_throughput_is_recommended_up_to_there():
+    rates = [cell(32, 140 * r, 15 + r, rate=float(r), ttft=100) for r in (4, 8)]  # at 8: TPOT 23 ms
+    at_five = cell(32, 1100, 19, rate=5.0, ttft=100)
+    (made,) = advice(*AT_ONCE, *rates, at_five)
+    assert (made.max_batch_size, made.any_load, made.request_rate, made.request_rate_missed) == (32, False, 5, 8)
+    assert made.confirmed and made.output_throughput_tok_s == 1100 and made.tpot_ms == 19
+    assert "a higher load lets the batch grow" in made.why
+    assert "5 req/s" in str(told.advice_table([made])) and "any load" not in str(told.advice_table([made]))
 
 
 def test_invalid_cells_recommend_and_confirm_nothing():

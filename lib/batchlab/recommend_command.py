@@ -44,9 +44,7 @@ def _told(r: Any) -> str:
     if r.max_batch_size is None:
         return f"{name}\n  {r.why}"
     lines = [name, f"  {r.as_dict()['scenario_line']}"]
-    if r.output_throughput_tok_s is not None:
-        lines.append(
-            f"  all requests at once: {r.output_throughput_tok_s:,.0f} tok/s at {r.tpot_ms:.1f} ms TPOT, "
-            f"{r.throughput_left:.0%} of the best without limits"
-        )
+    where = "all requests at once" if r.any_load else f"at {r.request_rate:g} req/s"
+    left = "" if r.throughput_left is None else f", {r.throughput_left:.0%} of the best without limits"
+    lines.append(f"  {where}: {r.output_throughput_tok_s:,.0f} tok/s at {r.tpot_ms:.1f} ms TPOT{left}")
     return "\n".join([*lines, f"  {r.why}"])

@@ -172,14 +172,15 @@ def _smallest_of_best(rows: pd.DataFrame) -> pd.Series | None:
 def _with_cost(rows: pd.DataFrame) -> pd.DataFrame:
     """With `throughput_left`, `gpus_for_unlimited` (GPUs that do what one does without limits) and `gpus_relative`:
     GPUs for equal throughput, over the engine that needs fewest on the same machine, model and dataset, by the same
-    evidence."""
+    evidence; null where that has one engine only."""
     if rows.empty:
         return rows
     value = rows[THROUGHPUT].astype(float)
     rows["throughput_left"] = value / rows["best_tok_s"].astype(float)
     rows["gpus_for_unlimited"] = 1 / rows["throughput_left"]
-    alike = rows.assign(value=value).groupby(["hardware", "model", "dataset", "evidence"], dropna=False)["value"]
-    rows["gpus_relative"] = alike.transform("max") / value
+    alike = rows.assign(value=value).groupby(["hardware", "model", "dataset", "evidence"], dropna=False)
+    several = alike["engine"].transform("nunique") > 1
+    rows["gpus_relative"] = (alike["value"].transform("max") / value).where(several)
     return rows
 
 

@@ -13,10 +13,10 @@ from batchlab.plots.style import TRANSPORTS, engine_name
 from batchlab.recommend import Recommendation
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
-from batchlab.service import THROUGHPUT, ServiceLimits, rate_lines
+from batchlab.service import SETTING, THROUGHPUT, ServiceLimits, rate_lines
 from batchlab.study import Study
 
-COMMON = {"dataset": "dataset", "options": "options"}
+COMMON = {"dataset": "dataset", "model": "model", "options": "options"}
 COST = {
     THROUGHPUT: "output throughput (tok/s)",
     "best_tok_s": "without a limit (tok/s)",
@@ -42,9 +42,10 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
         left=[f"{v:.0%}" if pd.notna(v) else None for v in rows["throughput_left"]],
     )
     columns = dict(columns)
-    if shown["options"].nunique(dropna=False) <= 1:
-        del columns["options"]
-    if shown["gpus_relative"].fillna(1).eq(1).all():
+    for column in ("model", "options"):
+        if shown[column].nunique(dropna=False) <= 1:
+            del columns[column]
+    if shown["gpus_relative"].isna().all():
         del columns["gpus_relative"]
     return table(shown.astype({c: object for c in columns}), columns, empty=empty)
 
@@ -127,20 +128,24 @@ def advice_table(made: Sequence[Recommendation]) -> Table:
             "engine": r.engine,
             "evidence": r.evidence,
             "transport": r.transport,
+            "model": r.model,
             "options": ", ".join(f"{k} {v}" for k, v in r.engine_options.items()) or None,
             "max_batch_size": r.max_batch_size,
             "max_num_tokens": r.max_num_tokens,
-            "rate": r.request_rate,
+            "throughput": r.output_throughput_tok_s,
+            "holds": None if r.max_batch_size is None else "any load" if r.any_load else f"{r.request_rate:g} req/s",
             "status": "confirmed" if r.confirmed else "unconfirmed",
             "why": r.why.removeprefix("confirmed: ").removeprefix("unconfirmed: "),
         }
         for r in made
     ]
-    names = ["dataset", "options", "max_batch_size", "max_num_tokens", "rate", "status", "why"]
+    names = ["dataset", "model", "options", *SETTING, "throughput", "holds", "status", "why"]
     frame = pd.DataFrame(rows, columns=[*SERIES, *names])
-    columns = {c: {"rate": "kept up to (req/s)"}.get(c, c) for c in names}
-    if frame["options"].nunique(dropna=False) <= 1:
-        del columns["options"]
+    words = {"throughput": "output throughput (tok/s)", "holds": "TPOT kept up to"}
+    columns = {c: words.get(c, c) for c in names}
+    for column in ("model", "options"):
+        if frame[column].nunique(dropna=False) <= 1:
+            del columns[column]
     return table(frame, columns, empty=NOTHING)
 
 
