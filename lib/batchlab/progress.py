@@ -28,6 +28,8 @@ class Progress:
     _began: float = 0.0
     _now: str = ""
     _told: float = 0.0
+    _engine: tuple | None = None  # launch key of the one that runs
+    _starts_s: dict[str, float] = field(default_factory=dict)  # how long each engine's last start took
 
     def _rewrites(self) -> bool:
         return self.stream.isatty() or type(self.stream).__module__.startswith("ipykernel")
@@ -50,22 +52,31 @@ class Progress:
             self.line(text)
 
     def remaining_s(self) -> float:
-        """Estimated seconds for what is left, corrected by how wrong the estimates have been so far."""
+        """Estimated seconds for what is left, corrected by how wrong the estimates have been so far, and for the engine
+        starts still to come, each as long as that engine's last one."""
         correction = self._spent_s / self._expected_s if self._expected_s > 0 else 1.0
-        return correction * sum(self.estimator.seconds(cell) for cell in self.left)
+        starts = {cell.launch_key() for cell in self.left} - {self._engine}
+        return correction * sum(self.estimator.seconds(cell) for cell in self.left) + sum(
+            self._start_s(engine) for engine, *_ in starts
+        )
+
+    def _start_s(self, engine: str) -> float:
+        return self._starts_s.get(engine, self.estimator.start_of(engine))
 
     def starting(self, cell: Cell, limits: Limits) -> None:
-        self._told = time.monotonic()
+        self._told, self._engine = time.monotonic(), cell.launch_key()
         self.line(
             f"starting {cell.engine} {cell.engine_version} ({cell.transport}) with {cell.model}, "
             f"batch ≤ {limits.max_batch_size}, tokens ≤ {limits.max_num_tokens}: "
-            f"about {clock(self.estimator.start_of(cell.engine))}"
+            f"about {clock(self._start_s(cell.engine))}"
         )
 
     def waiting(self, waited_s: float) -> None:
         self._passing(f"  starting, {waited_s:.0f} s")
 
     def started(self, took_s: float) -> None:
+        if self._engine:
+            self._starts_s[self._engine[0]] = took_s
         self.line(f"  ready after {took_s:.0f} s; {self.total - self.done} cells, about {clock(self.remaining_s())}")
 
     def begin(self, cell: Cell) -> None:

@@ -239,7 +239,7 @@ class ServedEngine:
         except (EOFError, OSError, EngineError) as error:
             raise self.failure(str(error) or "it closed the connection") from None
         if self._died(result):
-            raise self.failure("it exited")
+            raise self.failure(f"it exited with status {self.process.child.returncode}")
         hung = sum((row["error"] or "").startswith(GIVEN_UP) for row in result.rows)
         self._hung = hung > 0
         if hung == len(result.rows):
