@@ -89,7 +89,14 @@ class PowerLimited:
 
     def _held(self, full_s: np.ndarray, energy_s: np.ndarray) -> np.ndarray:
         """What the iterations take, from what they take at full speed and what their energy takes at the limit."""
-        took, self._left, saved = full_s.copy(), np.empty(len(full_s)), self._saved_s
+        spare_s, saved = full_s - energy_s, self._saved_s
+        if (spare_s >= 0).all():
+            self._left = np.minimum(self._window_s, saved + np.cumsum(spare_s))
+            return full_s
+        if saved == 0 and (spare_s <= 0).all():
+            self._left = np.zeros(len(full_s))
+            return energy_s
+        took, self._left = full_s.copy(), np.empty(len(full_s))
         for i, (full, energy) in enumerate(zip(full_s.tolist(), energy_s.tolist(), strict=True)):
             if energy > full + saved:
                 took[i], saved = energy - saved, 0.0

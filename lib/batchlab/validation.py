@@ -1,0 +1,174 @@
+"""Simulated against measured: each measured cell beside its twin, the same point on the policy that stands for its
+engine, and TensorRT-LLM against NVIDIA's published throughput.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pandas as pd
+
+from batchlab import simulated
+from batchlab.cell import SIMULATED, Cell
+from batchlab.errors import UsageError
+from batchlab.study import Study
+
+# figure → the error that the project set itself as a goal, on average over cells that nothing was fitted on
+GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_mean": 0.01, "ttft_mean_ms": 0.10}
+WORST = 0.08  # goal for any cell
+FITTED = "fitted on"
+TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", "over HTTP")
+OPTIONS = ("max_model_len", "kv_cache_gib", "gpu_memory_utilization", "dtype", "quantization", "tensor_parallel_size")
+COLUMNS = (
+    "cell", "twin", "set", "dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate",
+    "measured_preemptions", "simulated_preemptions", "figure", "measured", "simulated", "error",
+)  # fmt: skip
+
+
+def twin(cell: Cell) -> Cell | None:
+    """The simulated cell that stands for a measured one; None where no policy, card or rule for it can be simulated."""
+    from batchlab.sim.measured import simulated_engine
+
+    try:
+        policy = simulated_engine(cell.engine, cell.engine_version)
+        options = {key: cell.engine_options[key] for key in OPTIONS if key in cell.engine_options}
+        made = replace(cell, engine=policy, transport=SIMULATED, engine_options=options)
+        simulated.check([made])
+    except UsageError:
+        return None
+    return made if cell.token_rule is None else None
+
+
+def compare(study: Study) -> pd.DataFrame:
+    """A row a measured, valid cell and figure of GOALS: COLUMNS. Twins that are missing are simulated.
+
+    `error` is simulated / measured - 1. TTFT is there at finite rates only: with all requests sent at once it is the
+    makespan in another form. Empty where the study holds no measured cell that can be simulated.
+    """
+    frame = study.frame().drop_duplicates("cell").set_index("cell")
+    real = [c for c in study.cells() if c.transport != SIMULATED and frame.at[c.id, "valid"]]
+    known: dict[tuple[str, ...], bool] = {}
+    pairs = []
+    for cell in real:
+        key = (*cell.launch_key(), str(cell.token_rule is None))
+        if known.setdefault(key, twin(cell) is not None):
+            pairs.append((cell, twin(cell)))
+    study.simulate([t for _, t in pairs])
+    rows = []
+    for (cell, other), where in zip(pairs, sets([c for c, _ in pairs]), strict=True):
+        mine, theirs = frame.loc[cell.id], simulated.store(other.hardware).meta(other.id)["summary"]
+        common = {
+            "cell": cell.id,
+            "twin": other.id,
+            "set": where,
+            **{k: mine[k] for k in ("dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate")},
+            "measured_preemptions": mine["preemptions"],
+            "simulated_preemptions": theirs["preemptions"],
+        }
+        for figure in GOALS:
+            if figure == "ttft_mean_ms" and cell.request_rate is None:
+                continue
+            if mine[figure] and theirs[figure]:
+                error = theirs[figure] / mine[figure] - 1
+                rows.append(
+                    common | {"figure": figure, "measured": mine[figure], "simulated": theirs[figure], "error": error}
+                )
+    return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def sets(cells: list[Cell]) -> list[str]:
+    """For each measured cell: whether the constants were fitted on it, else in what it differs from those that were."""
+    from batchlab.sim.fitted import fitted
+
+    fit = {
+        hardware: set((fitted(hardware) or {"fit_cells": []})["fit_cells"]) for hardware in {c.hardware for c in cells}
+    }
+    mine = [c for c in cells if c.id in fit[c.hardware]]
+    shapes, models = [c.dataset for c in mine], {c.model for c in mine}
+
+    def of(cell: Cell) -> str:
+        if cell.id in fit[cell.hardware]:
+            return FITTED
+        if cell.transport == "http":
+            return "over HTTP"
+        if mine and cell.model not in models:
+            return "another model"
+        if "kv_cache_gib" in cell.engine_options:
+            return "KV memory held"
+        return "other shapes" if mine and cell.dataset not in shapes else "same shapes"
+
+    return [of(c) for c in cells]
+
+
+def errors(compared: pd.DataFrame, by: Iterable[str] = ("figure", "set")) -> pd.DataFrame:
+    """A row a group, FITTED first: cells, mean_abs, max_abs, mean (signed), worst (the row's index)."""
+    rows = []
+    for key, group in compared.groupby(list(by), sort=False):
+        size = group["error"].abs()
+        rows.append(
+            dict(zip(by, key, strict=True))
+            | {
+                "cells": len(group),
+                "mean_abs": size.mean(),
+                "max_abs": size.max(),
+                "mean": group["error"].mean(),
+                "worst": size.idxmax(),
+            }
+        )
+    table = pd.DataFrame(rows, columns=[*by, "cells", "mean_abs", "max_abs", "mean", "worst"])
+    order = {name: n for n, name in enumerate((*GOALS, FITTED, *TEST_SETS))}
+    return table.sort_values(
+        list(by), key=lambda s: s.map(lambda v: order.get(v, 99)), kind="stable", ignore_index=True
+    )
+
+
+def same_load(study: Study, compared: pd.DataFrame) -> pd.DataFrame:
+    """How much the measured TTFT of one load differs from itself: a row a load.
+
+    Cells of one dataset, rate and transport whose limits never bound (fewer requests ran, and iterations held fewer
+    tokens, than allowed) sent the engine the same requests at the same times and gave it the same choices. Columns:
+    dataset, request_rate, transport, cells, measured, lowest, highest, simulated (ms), error (of the mean). Loads with
+    fewer than three such cells are left out.
+    """
+    ttft = compared[(compared["figure"] == "ttft_mean_ms")]
+    free = []
+    for row in ttft.to_dict("records"):
+        seen = study.iterations(row["cell"])
+        tokens = (seen["prefill_tokens"] + seen["decode_tokens"]).max()
+        if seen["running"].max() < row["max_batch_size"] and tokens < row["max_num_tokens"]:
+            free.append(row)
+    rows = []
+    by = ["dataset", "request_rate", "transport"]
+    for key, group in pd.DataFrame(free, columns=ttft.columns).groupby(by, sort=False):
+        if len(group) >= 3:
+            measured, own = group["measured"].mean(), group["simulated"].mean()
+            told = {"cells": len(group), "measured": measured, "lowest": group["measured"].min()}
+            told |= {"highest": group["measured"].max(), "simulated": own, "error": own / measured - 1}
+            rows.append(dict(zip(by, key, strict=True)) | told)
+    return pd.DataFrame(rows, columns=[*by, "cells", "measured", "lowest", "highest", "simulated", "error"])
+
+
+def published() -> pd.DataFrame:
+    """sim.published.compare_published as a frame; kept beside the simulated cells, since it takes ten seconds."""
+    from batchlab.sim.published import compare_published
+
+    file = simulated.store("published").folder.with_suffix(".json")
+    if not file.is_file():
+        rows = [{k: v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in compare_published()]
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_suffix(".part")
+        part.write_text(json.dumps(rows))
+        part.replace(file)
+    return pd.DataFrame(json.loads(file.read_text()))
+
+
+def simulates(study: Study, engine: str | None = None) -> bool:
+    """Whether the scenario plans cells of a simulated engine (of any, or of this policy)."""
+    return any(c.transport == SIMULATED and engine in (None, c.engine) for c in study.cells())
+
+
+def provenance(study: Study, compared: pd.DataFrame) -> dict[str, Any]:
+    """What the simulations of `compared` stand on: the provenance of the first one's engine."""
+    hardware = study.scenario.hardware
+    return simulated.store(hardware).meta(compared["twin"].iloc[0])["provenance"]["engine"]
