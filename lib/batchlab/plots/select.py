@@ -66,7 +66,10 @@ def series(points: pd.DataFrame) -> Iterator[tuple[tuple[str, str, Any], pd.Data
 
 def several_transports(frame: pd.DataFrame) -> bool:
     """Whether measured series of the frame differ in their transport, so that labels must name it."""
-    return "transport" in frame and frame["transport"].nunique() > 1
+    if "transport" not in frame:
+        return False
+    real = frame[frame["evidence"] != "simulated"] if "evidence" in frame else frame
+    return real["transport"].nunique() > 1
 
 
 def datasets(frame: pd.DataFrame) -> list[str]:

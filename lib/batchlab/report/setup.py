@@ -155,9 +155,11 @@ def checks(study: Study, cells: pd.DataFrame) -> Reading:
 def cells_of(study: Study, *sweeps: str) -> pd.DataFrame:
     """The cells of these sweeps, measured where that is possible; sweeps that the scenario lacks add no row.
 
-    A cell that several of them ask for appears once.
+    With each sweep comes NAME-simulated, its points on simulated engines, which belong into the same figures. A cell
+    that several of them ask for appears once.
     """
-    found = [study.ensure(name) for name in sweeps if study.has(name)]
+    both = [name for sweep in sweeps for name in (sweep, f"{sweep}-simulated")]
+    found = [study.ensure(name) for name in both if study.has(name)]
     return pd.concat(found, ignore_index=True).drop_duplicates("cell") if found else study.frame().iloc[0:0]
 
 
