@@ -83,7 +83,7 @@ def run(
 
     `restart_each` starts the engine anew for each cell, with that cell's limits: the slow way, for comparison.
     """
-    measured, invalid, failures = 0, 0, []
+    failures, before = [], (progress.done, progress.invalid)
     order = {cell.id: n for n, cell in enumerate(wanted)}
     groups = groupby(sorted(wanted, key=Cell.launch_key), key=Cell.launch_key)
     with store.writing():
@@ -92,13 +92,11 @@ def run(
             for batch in [[c] for c in members] if restart_each else [members]:
                 limits = largest_limits(batch if restart_each else siblings)
                 try:
-                    done, bad = _group(scenario, sorted(batch, key=lambda c: order[c.id]), limits, store, progress)
+                    _group(scenario, sorted(batch, key=lambda c: order[c.id]), limits, store, progress)
                 except EngineError as error:
                     failures.append((key[0], error.reason, error.tail))
-                    progress.failed(error.reason, len(batch))
-                    continue
-                measured, invalid = measured + done, invalid + bad
-    return Outcome(measured, invalid, failures)
+                    progress.failed(error.reason, batch)
+    return Outcome(progress.done - before[0], progress.invalid - before[1], failures)
 
 
 def stream(
@@ -116,9 +114,7 @@ def stream(
             _group(scenario, chain([first], alike), most(first), store, progress)
 
 
-def _group(
-    scenario: Scenario, cells: Iterable[Cell], limits: Limits, store: Store, progress: Progress
-) -> tuple[int, int]:
+def _group(scenario: Scenario, cells: Iterable[Cell], limits: Limits, store: Store, progress: Progress) -> None:
     """Measure cells that share an engine. A death costs the cell that it came in, and a restart."""
     cells = iter(cells)
     first = next(cells)
@@ -130,7 +126,7 @@ def _group(
         )
     except UsageError as error:  # it was there when the run began
         raise EngineError(str(error)) from None
-    deaths, measured, invalid = 0, 0, 0
+    deaths = 0
     try:
         for cell in chain([first], cells):
             if not engine.alive():
@@ -147,14 +143,13 @@ def _group(
                 engine.stop()
                 reasons = [error.reason]
                 if deaths > RESTARTS:
+                    progress.end(cell, reasons)
                     raise EngineError(
                         f"{error.reason} (death {deaths}; the cells after it are left out)", error.tail
                     ) from None
-            measured, invalid = measured + 1, invalid + bool(reasons)
             progress.end(cell, reasons)
     finally:
         engine.stop()
-    return measured, invalid
 
 
 def _workload(

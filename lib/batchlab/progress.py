@@ -106,5 +106,9 @@ class Progress:
         yield lambda done: self._passing(f"{what}: {done} done")
         self.line(f"{what}: {time.monotonic() - began:.1f} s")
 
-    def failed(self, reason: str, cells: int) -> None:
-        self.line(f"{reason}; {cells} cells are not measured")
+    def failed(self, reason: str, cells: list[Cell]) -> None:
+        """The engine of these cells is given up; those that it has not measured are left out."""
+        given_up = {cell.id for cell in cells}
+        left = [cell for cell in self.left if cell.id not in given_up]
+        self.line(f"{reason}; {len(self.left) - len(left)} cells are not measured")
+        self.left = left
