@@ -185,10 +185,15 @@ def _with_cost(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def at_once(found: pd.DataFrame) -> pd.DataFrame:
-    """The points with all requests at once; where a dataset has several engine options, those of its first points."""
+    """The points with all requests at once, of datasets with three settings at least: fewer show no trade-off.
+
+    Where a dataset has several engine options, those of its first points.
+    """
     rows = found[np.isinf(found["request_rate"].astype(float))]
     first = rows.groupby(["dataset", "engine", "evidence", "transport"], dropna=False)["engine_options"]
-    return rows[rows["engine_options"].isna() | (rows["engine_options"] == first.transform("first"))]
+    rows = rows[rows["engine_options"].isna() | (rows["engine_options"] == first.transform("first"))]
+    settings = rows.drop_duplicates(["dataset", *SETTING]).groupby("dataset").size()
+    return rows[rows["dataset"].map(settings) >= 3]
 
 
 def rate_lines(found: pd.DataFrame) -> pd.DataFrame:

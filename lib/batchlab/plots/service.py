@@ -29,7 +29,7 @@ def tradeoff(points: pd.DataFrame, metric: str, limit_ms: float, best: pd.DataFr
     """Throughput against `metric` (a TPOT), a panel a dataset, a dot a setting, and the limit as a line.
 
     `points`: valid points with all requests at once. `best`: what `service.under_tpot` returns; the settings that it
-    names are ringed and, of few series, written out as max_batch_size / max_num_tokens.
+    names are ringed and, of a single series, written out as max_batch_size / max_num_tokens.
     """
     require(points, metric, THROUGHPUT, "dataset")
     names = datasets(points) or [""]
@@ -38,7 +38,7 @@ def tradeoff(points: pd.DataFrame, metric: str, limit_ms: float, best: pd.DataFr
         rows = points[points["dataset"] == name]
         _tradeoff_panel(ax, rows, metric, limit_ms, best[best["dataset"] == name] if len(best) else best)
     note = "ring: best setting under the limit" if len(best) else ""
-    note += " (max_batch_size / max_num_tokens)" if note and not many(points) else ""
+    note += " (max_batch_size / max_num_tokens)" if len(best) and len(list(series(points))) == 1 else ""
     attach(axes[0].figure, points.drop(columns="n", errors="ignore"), note)  # without n: no intervals are drawn
     legend(axes[0].figure, points)
     return axes
@@ -78,10 +78,12 @@ def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, metric: str, limit_ms: float, 
         ring = {"markerfacecolor": "none", "markeredgecolor": look.colour, "markeredgewidth": 1.8, "markersize": 13}
         ax.plot(x, y, marker="o", linestyle="none", zorder=5, **ring)
         told = " / ".join(whole(row[c]) for c in ("max_batch_size", "max_num_tokens") if not pd.isna(row[c]))
-        if many(rows):  # their names would lie upon each other; the table has them
+        if len(drawn) > 1:  # their names would lie upon each other; the table has them
             continue
         told = f"{look.label} {told}"
-        ax.annotate(told, (x, y), (-9, 8), textcoords="offset points", color=look.colour, fontsize=8.5, ha="right")
+        left = ax.transData.transform((x, y))[0] < ax.transAxes.transform((0.35, 0))[0]  # of room there is none
+        at, side = ((9, 8), "left") if left else ((-9, 8), "right")
+        ax.annotate(told, (x, y), at, textcoords="offset points", color=look.colour, fontsize=8.5, ha=side)
     panel_title(ax, dataset_title(rows.iloc[0]), rate_text(rows))
     ax.set_xlabel(axis_label(metric))
     ax.set_ylabel(axis_label(THROUGHPUT))
