@@ -76,7 +76,7 @@ def _cells(scenario: Scenario, sweep: Sweep, repeat: int) -> Iterable[Planned]:
             transport=sweep.transport,
             max_batch_size=batch,
             max_num_tokens=tokens,
-            dataset=_spelled_out(scenario.datasets[dataset]),
+            dataset=spelled_out(scenario.datasets[dataset]),
             num_requests=rule.of(batch, rate),
             request_rate=None if math.isinf(rate) else rate,
             arrival=sweep.arrival.model_dump(exclude_none=True) if sweep.arrival else None,
@@ -87,7 +87,7 @@ def _cells(scenario: Scenario, sweep: Sweep, repeat: int) -> Iterable[Planned]:
         yield Planned(cell, sweep.name, dataset, repeat, engine)
 
 
-def _spelled_out(dataset: Dataset) -> dict[str, Any]:
+def spelled_out(dataset: Dataset) -> dict[str, Any]:
     """The dataset without keys at their default, so that a key added to the schema later renames no recorded cell."""
     return {"kind": dataset.kind, **dataset.model_dump(exclude_defaults=True)}
 

@@ -23,7 +23,7 @@ from batchlab.workload import draw_load
 
 PACKAGE = "aiconfigurator-core"
 # keys of `args` that are the simulation's own, beside the policy's options
-OWN_ARGS = ("kernels", "step_times")
+OWN_ARGS = ("kernels", "step_times", "fitted")
 DTYPES = (None, "auto", "bfloat16", "float16")  # the operator tables' arithmetic is 16 bits wide
 # no part of a run varies by chance, so a run has no interval within it
 NO_INTERVAL = dict.fromkeys(("output_throughput_half_tok_s", "ttft_mean_half_ms", "tpot_mean_half_ms"))
@@ -58,7 +58,7 @@ def arguments(cell: Cell) -> dict[str, Any]:
 
     Of the engine's options, `args` holds the policy's own (num_scheduler_steps, …) and those of OWN_ARGS; kv_cache_gib,
     gpu_memory_utilization, quantization and tensor_parallel_size mean what they mean to a real engine. Constants that
-    were fitted on the card come along. UsageError for an option that no simulation has.
+    were fitted on the card come along, unless `fitted` is false. UsageError for an option that no simulation has.
     """
     from batchlab.sim.fitted import fitted_constants
     from batchlab.sim.policies import POLICIES
@@ -69,6 +69,8 @@ def arguments(cell: Cell) -> dict[str, Any]:
         raise UsageError(f"{cell.engine}, simulated: dtype {options['dtype']}: there is bfloat16 and float16")
     given = {key.replace("-", "_"): value for key, value in options.get("args", {}).items()}
     own = {key: given.pop(key) for key in OWN_ARGS if key in given}
+    constants = fitted_constants(cell.engine, cell.hardware, options.get("quantization"))
+    constants = constants if own.pop("fitted", True) else {}
     memory = {"kv_memory_gib": options.get("kv_cache_gib"), "memory_fraction": options.get("gpu_memory_utilization")}
     load = draw_load(
         cell.dataset,
@@ -91,7 +93,7 @@ def arguments(cell: Cell) -> dict[str, Any]:
         "policy_options": checked_options(cell.engine, POLICIES[cell.engine].options, given),
         "memory": {key: value for key, value in memory.items() if value is not None},
         **own,
-        **fitted_constants(cell.engine, cell.hardware, options.get("quantization")),
+        **constants,
     }
 
 

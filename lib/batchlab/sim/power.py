@@ -3,9 +3,9 @@
 Operator times are measured briefly, at full clock. Under a steady load of large batches a card meets its power limit
 and lowers its clock: the recorded H200 cells draw up to 678 of 700 W and fall from 1,980 to 1,510 MHz on average. Here
 iterations take on average at least as long as their energy would allow, with one share of the limit for each operation
-and one for each byte of device memory. That form is a model: the records hold clock and power, not an operator's energy. Its
-two constants belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them no limit is
-simulated.
+and one for each byte of device memory. That form is a model: the records hold clock and power, not an operator's
+energy. Its two constants belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them
+no limit is simulated.
 """
 
 from dataclasses import dataclass
@@ -39,8 +39,8 @@ class PowerLimited:
     """Step times that a card holds for a while only, and not on average, for want of power. Wraps other step times.
 
     The limit is on power averaged over a while. What light iterations and idle time leave of it is saved, up to
-    `window_s`, and heavy iterations run at full speed as long as it lasts; then each takes the time that its energy asks
-    for. Savings are counted in seconds at the limit. One object serves one simulation.
+    `window_s`, and heavy iterations run at full speed as long as it lasts; then each takes the time that its energy
+    asks for. Savings are counted in seconds at the limit. One object serves one simulation.
     """
 
     def __init__(
