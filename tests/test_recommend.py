@@ -108,7 +108,9 @@ def test_a_rate_that_keeps_both_limits_with_more_throughput_is_recommended_up_to
     assert (made.max_batch_size, made.any_load, made.request_rate, made.request_rate_missed) == (32, False, 5, 8)
     assert made.confirmed and made.output_throughput_tok_s == 1100 and made.tpot_ms == 19
     assert "a higher load lets the batch grow" in made.why
-    assert "5 req/s" in str(told.advice_table([made])) and "any load" not in str(told.advice_table([made]))
+    assert "5 req/s" in str(told.advice_table([made], LIMITS)) and "any load" not in str(
+        told.advice_table([made], LIMITS)
+    )
 
 
 def test_invalid_cells_recommend_and_confirm_nothing():
@@ -156,6 +158,24 @@ def test_the_figures_show_limit_and_best_setting():
     drawn = [line.get_xydata().tolist() for line in ax.lines if len(line.get_xdata()) == 3]
     assert [[1, 100], [2, 200], [4, 400]] in drawn
     assert "1000 ms" in " ".join(t.get_text() for t in ax.texts)
+
+
+def test_many_rows_are_told_in_sum():
+    rows = [row | {"dataset": f"d{n}", "cell": f"{row['cell']}-{n}"} for n in range(5) for row in AT_ONCE]
+    rows += [cell(4, 100, 30, dataset="slow")]
+    best = service.under_tpot(service.usable(frame(*rows)), LIMITS)
+    summed = str(told.tpot_reading(best, LIMITS))
+    assert "5 of the table's 6 rows keep the limit, 0 at no cost" in summed and "It costs most here: d0" in summed
+    assert "slow, vLLM 0.32.0, measured, HTTP: no setting keeps 20 ms" in summed
+    assert summed.count("best is max_batch_size") == 1
+
+
+def test_options_that_differ_are_shown_and_only_those():
+    options = ['{"dtype": "bfloat16", "kv_cache_gib": 1}', '{"dtype": "bfloat16"}']
+    rows = [row | {"engine_options": o, "cell": row["cell"] + o} for o in options for row in AT_ONCE]
+    best = service.under_tpot(service.usable(frame(*rows)), LIMITS)
+    for shown in (told.tpot_table(best, LIMITS), told.advice_table(advice(*rows), LIMITS)):
+        assert "kv_cache_gib 1" in str(shown) and "dtype" not in str(shown)
 
 
 def test_a_scenario_without_two_rates_has_a_line_in_place_of_the_figure():

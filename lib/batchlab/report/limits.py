@@ -1,5 +1,6 @@
 """Notebook 06's words and tables: what limits on TPOT and TTFT leave, what that costs, and what is recommended."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,12 +17,13 @@ from batchlab.report.tables import Table, table
 from batchlab.service import SETTING, THROUGHPUT, ServiceLimits, rate_lines
 from batchlab.study import Study
 
-COMMON = {"dataset": "dataset", "model": "model", "options": "options"}
+NAME = {"dataset": "dataset", "options": "options"}
+WHERE = {"model": "model"}
 COST = {
     THROUGHPUT: "output throughput (tok/s)",
     "best_tok_s": "without a limit (tok/s)",
     "left": "throughput left",
-    "gpus_for_unlimited": "GPUs for the work of one without a limit",
+    "gpus_for_unlimited": "GPUs for equal work",
     "gpus_relative": "GPUs against the best engine",
 }
 
@@ -38,7 +40,7 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
     if rows.empty:
         return table(pd.DataFrame(columns=list(columns)), columns, empty=empty)
     shown = rows.assign(
-        options=rows["engine_options"].map(_options),
+        options=_differing([_parsed(text) for text in rows["engine_options"]]),
         left=[f"{v:.0%}" if pd.notna(v) else None for v in rows["throughput_left"]],
     )
     columns = dict(columns)
@@ -50,14 +52,21 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
     return table(shown.astype({c: object for c in columns}), columns, empty=empty)
 
 
-def _options(text: Any) -> str | None:
-    return None if text is None or pd.isna(text) else text.strip("{}").replace('"', "") or None
+def _differing(options: Sequence[dict[str, Any]]) -> list[str | None]:
+    """Each row's engine options in words, without those that all rows with options have in common."""
+    given = [o for o in options if o]
+    alike = {k for k in (given[0] if given else {}) if all(o.get(k) == given[0][k] for o in given)}
+    return [", ".join(f"{k} {v}" for k, v in o.items() if k not in alike) or None for o in options]
+
+
+def _parsed(text: Any) -> dict[str, Any]:
+    return json.loads(text) if isinstance(text, str) else {}
 
 
 def tpot_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     """`service.under_tpot` as a table."""
     setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
-    columns = COMMON | setting | {limits.tpot: f"{limits.statistic} TPOT (ms)"} | COST
+    columns = NAME | setting | {limits.tpot: f"{limits.statistic} TPOT (ms)"} | COST | WHERE
     return _shown(best, columns, "No valid cell with all requests at once is recorded.")
 
 
@@ -65,16 +74,28 @@ def ttft_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     """`service.under_ttft` as a table."""
     setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
     rate = {"request_rate": "highest rate kept", "request_rate_missed": "lowest rate not kept"}
-    columns = COMMON | setting | rate | {limits.ttft: f"{limits.statistic} TTFT (ms)"} | COST
+    columns = NAME | setting | rate | {limits.ttft: f"{limits.statistic} TTFT (ms)"} | COST | WHERE
     return _shown(best, columns, "No valid cell at a finite rate keeps the limit.")
 
 
-def tpot_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
-    """A sentence a dataset and engine: the best setting under the limit and what it costs."""
-    return Reading(tuple(_tpot_sentence(row, limits) for row in best.to_dict("records")) or (NOTHING,))
-
-
 NOTHING = "No cell of this scenario tells that."
+FEW = 4  # so many are told one by one; more in sum
+
+
+def tpot_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
+    """The best settings under the limit and what they cost: a sentence each, or of many the dearest and one without."""
+    rows = best.to_dict("records")
+    if len(rows) <= FEW:
+        return Reading(tuple(_tpot_sentence(row, limits) for row in rows) or (NOTHING,))
+    kept = best[best[THROUGHPUT].notna() & (best["evidence"] != "published")]
+    gone = int(best[THROUGHPUT].isna().sum())
+    free = int((kept["throughput_left"] > 0.999).sum())
+    told = [f"{len(rows) - gone} of the table's {len(rows)} rows keep the limit, {free} at no cost in throughput."]
+    if len(kept):
+        dearest = kept.loc[kept["throughput_left"].idxmin()].to_dict()
+        told.append(f"It costs most here: {_tpot_sentence(dearest, limits)}")
+    told += [_tpot_sentence(row, limits) for row in rows if pd.isna(row[THROUGHPUT])][:1]
+    return Reading(tuple(told))
 
 
 def _tpot_sentence(row: dict[str, Any], limits: ServiceLimits) -> str:
@@ -96,18 +117,25 @@ def _tpot_sentence(row: dict[str, Any], limits: ServiceLimits) -> str:
 
 
 def ttft_reading(best: pd.DataFrame, limits: ServiceLimits) -> Reading:
-    """A sentence a dataset and engine: the highest rate kept, and the GPUs against the best engine."""
-    found = []
-    for row in best.to_dict("records"):
-        missed = row["request_rate_missed"]
-        beyond = "no higher rate is recorded" if pd.isna(missed) else f"{missed:g} req/s is too much"
-        more = row["gpus_relative"] - 1
-        cost = f"; {more:.1%} more GPUs than the best engine for equal throughput" if more > 0.0005 else ""
-        found.append(
-            f"{row['dataset']}, {who(row)}: {row['request_rate']:g} req/s keep the limit ({beyond}), "
-            f"{number(row[THROUGHPUT])} tok/s{cost}."
-        )
+    """The highest rates kept and the GPUs against the best engine: a sentence each, of many those that have an end."""
+    rows = best.to_dict("records")
+    ended = [row for row in rows if pd.notna(row["request_rate_missed"])]
+    shown = rows if len(rows) <= FEW else ended
+    found = [_ttft_sentence(row) for row in shown]
+    if len(shown) < len(rows):
+        found.append(f"The other {len(rows) - len(shown)} rows of the table keep it at every rate that is recorded.")
     return Reading(tuple(found) or (NOTHING,))
+
+
+def _ttft_sentence(row: dict[str, Any]) -> str:
+    missed = row["request_rate_missed"]
+    beyond = "no higher rate is recorded" if pd.isna(missed) else f"{missed:g} req/s is too much"
+    more = row["gpus_relative"] - 1
+    cost = f"; {more:.1%} more GPUs than the best engine for equal throughput" if more > 0.0005 else ""
+    return (
+        f"{row['dataset']}, {who(row)}: {row['request_rate']:g} req/s keep the limit ({beyond}), "
+        f"{number(row[THROUGHPUT])} tok/s{cost}."
+    )
 
 
 def ttft_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits, study: Study) -> Shown | Reading:
@@ -120,8 +148,9 @@ def ttft_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits,
     return save(axes[0].figure, "limit-ttft", f"{what} {ttft_reading(best, limits)}", study)
 
 
-def advice_table(made: Sequence[Recommendation]) -> Table:
+def advice_table(made: Sequence[Recommendation], limits: ServiceLimits) -> Table:
     """A row a recommendation."""
+    both = "both limits" if limits.tpot_ms and limits.ttft_ms else "the limit"
     rows = [
         {
             "dataset": r.dataset,
@@ -129,17 +158,17 @@ def advice_table(made: Sequence[Recommendation]) -> Table:
             "evidence": r.evidence,
             "transport": r.transport,
             "model": r.model,
-            "options": ", ".join(f"{k} {v}" for k, v in r.engine_options.items()) or None,
+            "options": options,
             "max_batch_size": r.max_batch_size,
             "max_num_tokens": r.max_num_tokens,
             "throughput": r.output_throughput_tok_s,
             "holds": None if r.max_batch_size is None else "any load" if r.any_load else f"{r.request_rate:g} req/s",
             "status": "confirmed" if r.confirmed else "unconfirmed",
-            "why": r.why.removeprefix("confirmed: ").removeprefix("unconfirmed: "),
+            "why": r.why.removeprefix("confirmed: ").removeprefix("unconfirmed: ").replace(limits.told(), both),
         }
-        for r in made
+        for r, options in zip(made, _differing([r.engine_options for r in made]), strict=True)
     ]
-    names = ["dataset", "model", "options", *SETTING, "throughput", "holds", "status", "why"]
+    names = ["dataset", "options", *SETTING, "throughput", "holds", "status", "why", "model"]
     frame = pd.DataFrame(rows, columns=[*SERIES, *names])
     words = {"throughput": "output throughput (tok/s)", "holds": "TPOT kept up to"}
     columns = {c: words.get(c, c) for c in names}
