@@ -5,11 +5,12 @@ import json
 import pytest
 
 from batchlab.errors import UsageError
+from batchlab.models import Shape
 from batchlab.sim import POLICIES, HostOverheads, simulate
 from batchlab.sim.grid import simulate_many
 from batchlab.sim.hardware import load_card
 from batchlab.sim.memory import GIB, kv_blocks, load_quantization
-from batchlab.sim.models import ModelShape, load_model
+from batchlab.sim.models import load_model
 from batchlab.sim.policies import Limits
 from sim_driver import HandTimes
 
@@ -32,7 +33,7 @@ def test_every_engine_runs_on_cards_with_and_without_tables(engine, hardware):
     result = simulate(**CALL | {"engine": engine, "hardware": hardware})
     assert [row["tokens"] for row in result.rows] == [64] * 40
     # no step can be shorter than reading the weights once
-    roof = 16 * load_card(hardware).bandwidth / load_model("llama-3-8b").weight_bytes(2)
+    roof = 16 * load_card(hardware).bandwidth / load_model("llama-3-8b").weight_bytes_at(2)
     assert 0.25 * roof < result.output_throughput_tok_s < roof
     assert json.loads(json.dumps(result.provenance)) == result.provenance
     measured = result.provenance["step_times"]["kind"]
@@ -84,6 +85,7 @@ def test_a_config_that_is_not_a_dense_decoder(tmp_path):
         "num_attention_heads": 4,
         "intermediate_size": 128,
         "vocab_size": 100,
+        "max_position_embeddings": 2048,
     }
     (tmp_path / "config.json").write_text(json.dumps(mixture | {"num_local_experts": 8}))
     with pytest.raises(UsageError, match="mixture of experts"):
@@ -95,9 +97,9 @@ def test_a_config_that_is_not_a_dense_decoder(tmp_path):
 def test_sizes_of_llama_3_8b():
     shape = load_model("llama-3-8b")
     assert shape.layer_params + shape.embedding_params == pytest.approx(8.03e9, rel=1e-3)
-    assert shape.kv_bytes_per_token(2) == 128 * 1024
-    assert shape.kv_bytes_per_token(1, tp=4) == 16 * 1024
-    assert shape.kv_bytes_per_token(2, tp=8) == 16 * 1024
+    assert shape.kv_bytes_at(2) == 128 * 1024
+    assert shape.kv_bytes_at(1, tp=4) == 16 * 1024
+    assert shape.kv_bytes_at(2, tp=8) == 16 * 1024
 
 
 def test_kv_memory_by_hand():
@@ -106,11 +108,11 @@ def test_kv_memory_by_hand():
     limits, none = Limits(256, 2048), load_quantization("none", card)
     blocks, how = kv_blocks(POLICIES["vllm-v0"], shape, card, none, 1, limits)
     activations = max(2048 * (2 * 4096 + 3 * 14336) * 2, 256 * 128256 * 6)
-    expected = 0.9 * 0.99 * 80 * GIB - shape.weight_bytes(2) - activations - GIB
+    expected = 0.9 * 0.99 * 80 * GIB - shape.weight_bytes_at(2) - activations - GIB
     assert blocks.total == int(expected // (16 * 128 * 1024))
     assert how["from"] == "estimated" and how["tokens"] == blocks.total * 16
     free, _ = kv_blocks(POLICIES["tensorrt-llm"], shape, card, none, 1, limits)
-    rest = 0.99 * 80 * GIB - shape.weight_bytes(2) - activations - GIB
+    rest = 0.99 * 80 * GIB - shape.weight_bytes_at(2) - activations - GIB
     assert free.total == int(0.9 * rest // (64 * 128 * 1024))
 
 
@@ -181,7 +183,7 @@ def test_host_overheads_slow_it_down():
 
 
 def test_a_shape_of_ones_own_runs_by_roofline_only():
-    shape = ModelShape("mine", 8, 1024, 8, 8, 128, 4096, 32000, True)
+    shape = Shape(8, 1024, 8, 8, 128, 4096, 32000, 2048, True, "bfloat16", name="mine")
     assert simulate(**CALL | {"model": shape, "step_times": "roofline"}).output_throughput_tok_s > 0
     with pytest.raises(UsageError, match=r"a folder with its config\.json is needed"):
         simulate(**CALL | {"model": shape})

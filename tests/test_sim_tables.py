@@ -158,7 +158,7 @@ def test_a_power_limit_slows_and_never_quickens(times):
         assert limited.step_s(*step) >= times.step_s(*step)
     # by hand: 4,096 tokens through 6.98e9 parameters, one output layer, and half of 4,096 x 4,096 pairs of attention
     operations = 2 * LLAMA.layer_params * 4096 + 2 * 128256 * 4096 + 4 * 32 * 4096 * 4096**2 / 2
-    by_hand = operations / 250e12 + LLAMA.weight_bytes(2) / 2e12
+    by_hand = operations / 250e12 + LLAMA.weight_bytes_at(2) / 2e12
     assert limited.step_s([(4096, 0)], 0, 0) == pytest.approx(max(by_hand, times.step_s([(4096, 0)], 0, 0)))
     np.testing.assert_allclose(
         limited.decode_run_s(200, 200 * 300, 40),
@@ -171,7 +171,7 @@ def test_a_power_limit_slows_and_never_quickens(times):
 
 def test_power_is_saved_for_a_while():
     """Iterations of 1 s at full speed whose energy takes 1.4 s; 0.6 s may be saved, and are at the start."""
-    limit = PowerLimit(tflops=1e6, tbytes=LLAMA.weight_bytes(2) / 1.4e12)
+    limit = PowerLimit(tflops=1e6, tbytes=LLAMA.weight_bytes_at(2) / 1.4e12)
     limited = PowerLimited(HandTimes(), limit, LLAMA, NONE, 1, window_s=0.6)
     np.testing.assert_allclose(limited.decode_run_s(1, 0, 4), [1.0, 1.2, 1.4, 1.4], atol=1e-3)
     limited.ran(1, 0.0)  # an arrival cut the run short: only what ran is taken

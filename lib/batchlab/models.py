@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,10 @@ _CHAT_TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% if not loop.last %
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What a Llama-like model is made of. Counts are of the whole model, sizes in elements."""
+    """What a dense decoder with grouped-query attention and a gated MLP (the Llama family) is made of.
+
+    Counts are of the whole model, sizes in elements. `folder` holds its config.json.
+    """
 
     layers: int
     hidden: int
@@ -40,14 +43,24 @@ class Shape:
     max_len: int
     tied_embeddings: bool
     dtype: str
+    name: str = ""
+    folder: str | None = None
+
+    @property
+    def layer_params(self) -> int:
+        """Parameters of the linear maps of all layers: attention and gated MLP."""
+        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
+        return self.layers * (attention + 3 * self.hidden * self.intermediate)
+
+    @property
+    def embedding_params(self) -> int:
+        """Parameters of the embedding and of the output layer."""
+        return self.vocab_size * self.hidden * (1 if self.tied_embeddings else 2)
 
     @property
     def parameters(self) -> int:
-        """Every weight: embeddings, attention, gated MLP, two RMS norms a layer and a last one, head."""
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        layer = attention + 3 * self.hidden * self.intermediate + 2 * self.hidden
-        embeddings = self.vocab_size * self.hidden * (1 if self.tied_embeddings else 2)
-        return embeddings + self.layers * layer + self.hidden
+        """Every weight: linear maps, embedding, head, two RMS norms a layer and a last one."""
+        return self.layer_params + self.embedding_params + (2 * self.layers + 1) * self.hidden
 
     @property
     def weight_bytes(self) -> int:
@@ -56,7 +69,17 @@ class Shape:
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of keys and values that a token holds in the cache: all layers, the model's own dtype."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * _BYTES[self.dtype]
+        return round(self.kv_bytes_at(_BYTES[self.dtype]))
+
+    def weight_bytes_at(self, layer_bytes: float, tp: int = 1) -> float:
+        """Bytes of the large weights on each of `tp` cards, layers at so many bytes a parameter; embeddings and output
+        layer stay at 2.
+        """
+        return (self.layer_params * layer_bytes + self.embedding_params * 2) / tp
+
+    def kv_bytes_at(self, element_bytes: float, tp: int = 1) -> float:
+        """Bytes of KV cache a token on each of `tp` cards (a KV head is never split)."""
+        return 2 * self.layers * max(1, self.kv_heads // tp) * self.head_dim * element_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +109,16 @@ def names() -> list[str]:
 def shape(model: str) -> Shape:
     """The shape of a model of any of the kinds that `materialize` takes. Errors as there."""
     if model in names():
-        path = paths.MODELS / model / "config.json"
-        return _shape(_json(path), str(path))
+        return _shape_in(paths.MODELS / model)
     folder = _local(model)
     if folder:
-        return _shape(_json(folder / "config.json"), str(folder / "config.json"))
+        return _shape_in(folder)
     return _shape(_json(Path(_download(model, "config.json"))), model)
+
+
+def _shape_in(folder: Path) -> Shape:
+    made = _shape(_json(folder / "config.json"), str(folder / "config.json"))
+    return replace(made, name=folder.name, folder=str(folder))
 
 
 def materialize(model: str) -> ModelFiles:

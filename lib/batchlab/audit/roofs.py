@@ -7,9 +7,9 @@ it may be wrong still.
 import math
 from dataclasses import dataclass
 
+from batchlab.models import Shape
 from batchlab.sim.hardware import Card
 from batchlab.sim.memory import Quantization
-from batchlab.sim.models import ModelShape
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Roofs:
     """The bounds of one model on one card. Lengths in tokens, times in seconds, throughput in tokens a second."""
 
     card: Card
-    shape: ModelShape
+    shape: Shape
     quantization: Quantization
 
     @property
@@ -28,12 +28,12 @@ class Roofs:
     @property
     def step_weight_bytes(self) -> float:
         """Bytes of weights that each iteration reads: all but the input embedding, of which it reads a few rows."""
-        head = self.shape.vocab * self.shape.hidden * 2
+        head = self.shape.vocab_size * self.shape.hidden * 2
         return self.shape.layer_params * self.quantization.weight_bytes + head
 
     @property
     def kv_token_bytes(self) -> float:
-        return self.shape.kv_bytes_per_token(self.quantization.kv_bytes)
+        return self.shape.kv_bytes_at(self.quantization.kv_bytes)
 
     def attention_flops(self, context_sum: float) -> float:
         """Of scores and values: 4 operations a layer, head and dimension for each pair of tokens."""
@@ -41,13 +41,13 @@ class Roofs:
 
     def prefill_flops(self, input_len: float) -> float:
         """Operations of one prompt, causal attention, one row of logits."""
-        head = 2 * self.shape.vocab * self.shape.hidden
+        head = 2 * self.shape.vocab_size * self.shape.hidden
         return 2 * self.shape.layer_params * input_len + head + self.attention_flops(input_len**2 / 2)
 
     def request_flops(self, input_len: float, output_len: float) -> float:
         """Operations of one request: its prompt, then each of its other tokens."""
         later = output_len - 1
-        head = 2 * self.shape.vocab * self.shape.hidden
+        head = 2 * self.shape.vocab_size * self.shape.hidden
         attention = self.attention_flops(later * (input_len + output_len / 2))
         return self.prefill_flops(input_len) + later * (2 * self.shape.layer_params + head) + attention
 
@@ -69,7 +69,7 @@ class Roofs:
         if not math.isnan(kv_cache_gib):
             return kv_cache_gib * 2**30 / self.kv_token_bytes
         share = 1.0 if math.isnan(utilization) else utilization
-        weights = self.shape.weight_bytes(self.quantization.weight_bytes)
+        weights = self.shape.weight_bytes_at(self.quantization.weight_bytes)
         return max(0.0, (share * self.card.memory_bytes - weights) / self.kv_token_bytes)
 
     def running(self, context: float, max_batch_size: float, kv_tokens: float) -> float:

@@ -6,10 +6,11 @@ from typing import Any
 
 from batchlab import __version__
 from batchlab.errors import UsageError
+from batchlab.models import Shape
 from batchlab.sim.core import HostOverheads, Simulation, StepTimes
 from batchlab.sim.hardware import Card, load_card
 from batchlab.sim.memory import Quantization, kv_blocks, load_quantization
-from batchlab.sim.models import ModelShape, load_model
+from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES, Limits
 from batchlab.sim.policies.base import checked_options
 from batchlab.sim.power import PowerLimit, PowerLimited
@@ -26,7 +27,7 @@ STEP_TIMES = ("auto", "tables", "roofline")
 def simulate(
     engine: str,
     hardware: str,
-    model: str | ModelShape,
+    model: str | Shape,
     requests: Items[tuple[float, int, int]],
     *,
     max_batch_size: int,
@@ -122,7 +123,7 @@ def _check(
 
 
 def _step_times(
-    wanted: str | StepTimes, model: ModelShape, card: Card, kernels: str, quantization: Quantization, tp: int
+    wanted: str | StepTimes, model: Shape, card: Card, kernels: str, quantization: Quantization, tp: int
 ) -> StepTimes:
     if not isinstance(wanted, str):
         return wanted

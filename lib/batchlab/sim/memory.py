@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from batchlab.errors import UsageError
+from batchlab.models import Shape
 from batchlab.sim.hardware import Card
-from batchlab.sim.models import ModelShape
 from batchlab.sim.policies.base import Limits, Policy
 from batchlab.sim.state import KvBlocks
 
@@ -45,18 +45,18 @@ def load_quantization(name: str | None, card: Card) -> Quantization:
     return quantization
 
 
-def activation_bytes(model: ModelShape, limits: Limits, tp: int) -> float:
+def activation_bytes(model: Shape, limits: Limits, tp: int) -> float:
     """The largest set of activations alive at once: the MLP of max_num_tokens tokens, or the logits of
     max_batch_size requests.
     """
     mlp = limits.max_num_tokens * (2 * model.hidden + 3 * model.intermediate / tp) * 2
-    logits = limits.max_batch_size * model.vocab * (2 + 4)  # bf16, and a float32 copy to sample from
+    logits = limits.max_batch_size * model.vocab_size * (2 + 4)  # bf16, and a float32 copy to sample from
     return max(mlp, logits)
 
 
 def kv_blocks(
     policy: type[Policy],
-    model: ModelShape,
+    model: Shape,
     card: Card,
     quantization: Quantization,
     tp: int,
@@ -74,7 +74,7 @@ def kv_blocks(
     if len(sizes) > 1:
         raise UsageError(f"memory: give one of {' and '.join(sizes)}, not both")
     block = int(given.get("block_size") or policy.block_size)
-    per_block = model.kv_bytes_per_token(quantization.kv_bytes, tp) * block
+    per_block = model.kv_bytes_at(quantization.kv_bytes, tp) * block
     how: dict[str, Any] = {"block_size": block, "block_bytes": per_block}
     if given.get("kv_blocks"):
         blocks, how["from"] = int(given["kv_blocks"]), "kv_blocks, as given"
@@ -97,7 +97,7 @@ def kv_blocks(
 
 def _estimate(
     policy: type[Policy],
-    model: ModelShape,
+    model: Shape,
     card: Card,
     quantization: Quantization,
     tp: int,
@@ -108,7 +108,7 @@ def _estimate(
     if not 0 < fraction <= 1:
         raise UsageError(f"memory: memory_fraction {fraction} is not in (0, 1]")
     visible = card.memory_bytes * VISIBLE_SHARE
-    weights = model.weight_bytes(quantization.weight_bytes, tp)
+    weights = model.weight_bytes_at(quantization.weight_bytes, tp)
     rest = activation_bytes(model, limits, tp) + RUNTIME_BYTES
     budget = {
         "total": fraction * visible - weights - rest,

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from batchlab.models import Shape
 from batchlab.sim.core import StepTimes
 from batchlab.sim.memory import Quantization
-from batchlab.sim.models import ModelShape
 
 # How long a card may save power for later: drivers average it over tens of milliseconds and more. Assumed: the cells
 # that are fitted on tell 0 (each iteration for itself) from the rest, but not 0.05 from 0.2 or 1.
@@ -47,15 +47,15 @@ class PowerLimited:
         self,
         times: StepTimes,
         limit: PowerLimit,
-        model: ModelShape,
+        model: Shape,
         quantization: Quantization,
         tp: int,
         window_s: float = WINDOW_S,
     ) -> None:
         self.times, self.limit = times, limit
         self._model, self._tp = model, tp
-        self._kv = model.kv_bytes_per_token(quantization.kv_bytes, tp)
-        self._weights = model.weight_bytes(quantization.weight_bytes, tp)
+        self._kv = model.kv_bytes_at(quantization.kv_bytes, tp)
+        self._weights = model.weight_bytes_at(quantization.weight_bytes, tp)
         self._window_s = self._saved_s = window_s
         self._left: np.ndarray = np.empty(0)  # saved after each of the iterations last asked for
 
@@ -115,7 +115,7 @@ class PowerLimited:
 
     def _operations(self, tokens: int, requests: int, pairs: float | np.ndarray) -> float | np.ndarray:
         model = self._model
-        linear = model.layer_params * tokens + model.vocab * model.hidden * requests
+        linear = model.layer_params * tokens + model.vocab_size * model.hidden * requests
         return (2 * linear + 4 * model.layers * model.heads * model.head_dim * pairs) / self._tp
 
     def _bytes(self, context_tokens: float | np.ndarray) -> float | np.ndarray:

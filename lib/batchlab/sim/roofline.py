@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from batchlab.errors import UsageError
+from batchlab.models import Shape
 from batchlab.sim.hardware import Card
 from batchlab.sim.memory import Quantization
-from batchlab.sim.models import ModelShape
 
 COMPUTE_SHARE = 0.75  # of the dense tensor peak, in linear maps over many tokens
 ATTENTION_SHARE = 0.60  # of the same, in context attention
@@ -26,7 +26,7 @@ KERNELS_A_LAYER = 8
 class RooflineTimes:
     """Step times of a model on a card's data sheet."""
 
-    model: ModelShape
+    model: Shape
     card: Card
     quantization: Quantization
     tp: int
@@ -72,7 +72,7 @@ class RooflineTimes:
         return self._linear_s(decodes + padding, decodes) + self._kv_s(contexts)
 
     def swap_s(self, tokens: int) -> float:
-        return tokens * self.model.kv_bytes_per_token(self.quantization.kv_bytes, self.tp) / self.card.pcie
+        return tokens * self.model.kv_bytes_at(self.quantization.kv_bytes, self.tp) / self.card.pcie
 
     def ran(self, steps: int, idle_s: float) -> None:
         """Nothing of it depends on what ran before."""
@@ -92,8 +92,8 @@ class RooflineTimes:
             model.layer_params * self.quantization.weight_bytes / tp / self._bandwidth,
         )
         logits = max(
-            2 * model.vocab * model.hidden * requests / tp / (self.card.flops_16 * COMPUTE_SHARE),
-            model.vocab * model.hidden * 2 / tp / self._bandwidth,
+            2 * model.vocab_size * model.hidden * requests / tp / (self.card.flops_16 * COMPUTE_SHARE),
+            model.vocab_size * model.hidden * 2 / tp / self._bandwidth,
         )
         # activations in and out of the element-wise work of a layer
         elementwise = model.layers * tokens * (8 * model.hidden + 3 * model.intermediate / tp) * 2 / self._bandwidth
@@ -102,4 +102,4 @@ class RooflineTimes:
         return layers + logits + elementwise + reduce + KERNEL_S * KERNELS_A_LAYER * model.layers
 
     def _kv_s(self, context_tokens: float | np.ndarray) -> float | np.ndarray:
-        return context_tokens * self.model.kv_bytes_per_token(self.quantization.kv_bytes, self.tp) / self._bandwidth
+        return context_tokens * self.model.kv_bytes_at(self.quantization.kv_bytes, self.tp) / self._bandwidth

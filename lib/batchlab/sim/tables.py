@@ -20,9 +20,9 @@ from typing import Any
 import numpy as np
 
 from batchlab.errors import UsageError
+from batchlab.models import Shape
 from batchlab.sim.hardware import Card, systems_folder
 from batchlab.sim.memory import Quantization
-from batchlab.sim.models import ModelShape
 
 # The package's own answers have steps at the powers of two where its tables have points: both sides are read.
 _OCTAVES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -51,10 +51,10 @@ NOT_SHARED = ("context_attention", "context_logits_gemm")
 class TableTimes:
     """Step times of a model on a card, from one backend's tables. Make it with `table_times`."""
 
-    def __init__(self, model: ModelShape, card: Card, backend: str, quantization: Quantization, tp: int) -> None:
+    def __init__(self, model: Shape, card: Card, backend: str, quantization: Quantization, tp: int) -> None:
         self._engine, self.attention = _compile(model, card, backend, quantization, tp)
         self.provenance = _provenance(card, backend, quantization, tp, self.attention)
-        self._swap_bytes = model.kv_bytes_per_token(quantization.kv_bytes, tp)
+        self._swap_bytes = model.kv_bytes_at(quantization.kv_bytes, tp)
         self._pcie = card.pcie
         self._kv_heads = max(1, model.kv_heads // tp)
         self._multiprocessors = card.multiprocessors
@@ -203,7 +203,7 @@ _GRID_LIST = CONTEXT_GRID.tolist()
 
 
 @cache
-def table_times(model: ModelShape, card: Card, backend: str, quantization: Quantization, tp: int) -> TableTimes:
+def table_times(model: Shape, card: Card, backend: str, quantization: Quantization, tp: int) -> TableTimes:
     """The step times, made once a process: their values are kept for every later simulation."""
     return TableTimes(model, card, backend, quantization, tp)
 
@@ -213,7 +213,7 @@ def _count(engine: Any) -> int:
     return len(shared) + len(context)
 
 
-def _compile(model: ModelShape, card: Card, backend: str, quantization: Quantization, tp: int) -> tuple[Any, str]:
+def _compile(model: Shape, card: Card, backend: str, quantization: Quantization, tp: int) -> tuple[Any, str]:
     """The package's engine, and the arithmetic of its attention (fp8 where the backend has such tables, else
     bfloat16).
     """
