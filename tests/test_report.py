@@ -301,6 +301,42 @@ def test_index_links_the_report(quick_build):
     assert "invented machine, 2 cores" in row.get_text()
 
 
+def test_the_front_page_leads_with_the_verdicts(quick_build):
+    page = BeautifulSoup((quick_build.root / "build/index.html").read_text(), "html.parser")
+    counts = {a.get_text(" ", strip=True).split(" ", 1)[1]: int(a.b.get_text()) for a in page.select(".counts a")}
+    assert sum(counts.values()) == 50 and counts["inconsistent as printed"] >= 14
+    rows = page.select(".claims tbody tr")
+    assert len(rows) == 50 and all(r.select_one(".verdict") and r.details for r in rows)
+    assert [r["id"] for r in rows] == [f"claim-{n}" for n in range(1, 51)]
+    surprises = page.select(".surprises li")
+    assert 2 <= len(surprises) <= 3
+    for card in surprises:
+        claim = card.select_one("a[href^='#claim-']")["href"][1:]
+        assert page.find(id=claim) and "times off" in card.get_text()
+    for link in page.select(".claims a, .surprises a"):
+        address, _, anchor = link["href"].partition("#")
+        target = quick_build.root / "build" / address if address else quick_build.root / "build/index.html"
+        assert f'id="{anchor}"' in target.read_text()
+    order = [page.get_text().index(t) for t in ("The most surprising", "Reports", "Claim by claim")]
+    assert order == sorted(order)
+
+
+def test_claims_of_a_scenario_follow_its_cells(report):
+    rows = {r["id"]: r for r in report.select("#part-09 .claims tbody tr")}
+    assert len(rows) == 50
+    assert rows["claim-19"].select_one(".verdict").get_text() == "not reproduced"
+    assert "Measured on test_machine" in rows["claim-19"].get_text()
+    assert rows["claim-31"].select_one(".verdict").get_text() == "inconsistent as printed"
+    for link in report.select("#part-09 .claims a"):
+        assert report.find(id=link["href"][1:])
+    assert "No sweep of quick asks this." in report.find(id="part-07").get_text()
+
+
+def test_links_to_figures_that_are_not_there_are_left_out():
+    page = '<figure id="figure-a"></figure>x <a href="#figure-a">figure</a> y <a href="#figure-b">figure</a>'
+    assert render.without_dead_links(page) == '<figure id="figure-a"></figure>x <a href="#figure-a">figure</a> y'
+
+
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 
 
@@ -319,6 +355,11 @@ def test_pages_open_offline_in_a_browser(quick_build, page_file):
             for width in (1400, 800, 390):
                 await page.width(width)
                 found[width] = await page.run(TOO_WIDE)
+            if "index" in page_file:
+                await page.run("document.getElementById('verdict-inconsistent-as-printed').click()")
+                await page.run("document.getElementById('source-S1').click()")
+                left = "[...document.querySelectorAll('.claims tbody tr')].filter(r => r.offsetParent)"
+                found["filtered"] = set(await page.run(f"{left}.map(r => r.className)"))
             if "report" in page_file:
                 await page.run("document.getElementById('toggle-code').click()")
                 found["closed"] = await page.run("document.querySelectorAll('details.code:not([open])').length")
@@ -329,6 +370,8 @@ def test_pages_open_offline_in_a_browser(quick_build, page_file):
     assert seen.outside == [] and seen.errors == []
     assert found["broken"] == []
     assert [found[w] for w in (1400, 800, 390)] == [0, 0, 0], "the page is wider than the window"
+    if "index" in page_file:
+        assert found["filtered"] == {"inconsistent-as-printed S1"}
     if "report" in page_file:
         assert found["images"] >= 11 and found["closed"] == 0 and found["label"] == "Hide all code"
 
