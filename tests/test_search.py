@@ -217,6 +217,7 @@ class Toy:
     """An engine that answers by the toy scheduler, at once; counts what is asked of it."""
 
     name, starts, cells = "toy", 0, 0
+    text_prompts = False
     dies_at = None
 
     def __init__(self, spec, options, model, transport, *, log):
