@@ -227,6 +227,20 @@ def test_what_neither_shows_is_not_reproduced() -> None:
     assert judged(19, study(**FLAT)).verdict == "not reproduced"  # a trend, which belongs to no machine
 
 
+def test_a_simulation_that_leaves_out_what_a_claim_rests_on_decides_nothing_against_it() -> None:
+    claim = CLAIMS.claim(19)
+    blind = claim.model_copy(update={"blind": "the host"})
+    against, for_it = study("simulated", "vllm-v0", **(OWN | FLAT)), study("simulated", "vllm-v0", **OWN)
+    assert judging.judge(CLAIMS, claim, [against]).verdict == "not reproduced"
+    verdict = judging.judge(CLAIMS, blind, [against])
+    assert verdict.verdict == "untestable here" and verdict.evidence == "none"
+    assert "That decides nothing: the simulation leaves out the host." in verdict.detail
+    assert judging.judge(CLAIMS, blind, [for_it]).verdict == "reproduced"
+    bound = blind.model_copy(update={"setup_bound": True})
+    assert judging.judge(CLAIMS, bound, [study(**FLAT), against]).verdict == "differs by setup"
+    assert {c.number for c in CLAIMS.claims if c.blind} == {15, 18, 28, 35, 38, 39, 40}
+
+
 def test_numbers_of_another_machine_differ_by_setup() -> None:
     frame = study().frame.copy()
     frame["max_batch_size"] = frame["max_batch_size"].replace({1: 4, 2: 8, 4: 16, 8: 32, 16: 256, 32: 512})

@@ -45,7 +45,8 @@ class Claim(_Strict):
     """One claim. `printed` tests it by arithmetic, `cells` over recorded cells; a claim without both is untestable.
 
     `needs` says what a test would take that cannot be made here; `says` is what the claim asserts, for tests of claims
-    against one another; `figure` is the report's figure that shows its cells.
+    against one another; `figure` is the report's figure that shows its cells. `blind`: what the claim may rest on and a
+    simulation leaves out, so that a simulation in which it does not hold decides nothing.
     """
 
     number: Annotated[int, Field(ge=1)]
@@ -61,6 +62,7 @@ class Claim(_Strict):
     cells: Check | None = None
     figure: str | None = None
     setup_bound: bool | None = None
+    blind: str | None = None
 
     @property
     def belongs_to_setup(self) -> bool:
@@ -103,6 +105,10 @@ def load(path: Path | None = None) -> Claims:
         raise UsageError(f"{path}: cannot be read ({error.strerror or error})") from None
     except yaml.YAMLError as error:
         raise UsageError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if isinstance(raw, dict):
+        raw = {
+            key: value for key, value in raw.items() if not str(key).startswith("x-")
+        }  # anchors, as in compose files
     try:
         return Claims.model_validate(raw)
     except ValidationError as error:

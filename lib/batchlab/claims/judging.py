@@ -7,7 +7,9 @@ study's own
 * One that does not hold *differs by setup* when a simulation of the study's own card and engine shows it, or, without
 one,
   when its numbers belong to a machine and a release that ours are not; otherwise it is *not reproduced*.
-* Without the cells, or without any test, it is *untestable here*, and what would be needed is said.
+* Without the cells, without any test, or where only a simulation speaks that leaves out what the claim may rest on,
+it is
+  *untestable here*, and what would be needed is said.
 """
 
 import inspect
@@ -145,10 +147,17 @@ def decide(claims: Claims, claim: Claim, tried: list[tuple[Body, Outcome]], befo
     """The verdict of the first body, with what the others say, `before` and `after` its detail."""
     source, (body, outcome), others = claims.sources[claim.source], tried[0], tried[1:]
     detail = before + sentence(f"{name(body)}: {outcome.detail}")
-    more = ("" if claim.theme == "set-up" else also(source, others)) + after
+    more = ("" if claim.theme == "set-up" else also(claim, source, others)) + after
     if outcome.holds:
         return verdict(claim, REPRODUCED, body.evidence, detail + more, outcome.cells, outcome.factor, body)
-    own = [o.holds for b, o in tried if b.evidence == "simulated" and is_own(b, source)]
+    if claim.blind and body.evidence == "simulated":
+        told = (
+            f"{before}{sentence(f'needs {claim.needs}')} {sentence(f'{name(body)} it does not hold: {outcome.detail}')}"
+        )
+        told += f" {sentence(f'That decides nothing: the simulation leaves out {claim.blind}')}{after}"
+        return verdict(claim, UNTESTABLE, "none", told, outcome.cells, 1.0, body)
+    simulated = [(b, o) for b, o in tried if b.evidence == "simulated" and is_own(b, source)]
+    own = [o.holds for _, o in simulated if o.holds or not claim.blind]
     differ = list(outcome.differs) or differences(claim, source, body)
     explained = bool(outcome.differs) or (any(own) if own else claim.belongs_to_setup)
     word = DIFFERS if explained and differ else NOT_REPRODUCED
@@ -199,7 +208,7 @@ def name(body: Body) -> str:
     return f"measured on {cards} ({listed([f'{engine_name(engine)} {version}' for engine, version in releases])})"
 
 
-def also(source: Source, others: list[tuple[Body, Outcome]]) -> str:
+def also(claim: Claim, source: Source, others: list[tuple[Body, Outcome]]) -> str:
     """What further bodies say, with the numbers where the study's own card, simulated, says otherwise."""
     agree = [f"when {name(body)}" for body, outcome in others if outcome.holds]
     told = f" {sentence('It also holds ' + listed(agree))}" if agree else ""
@@ -207,6 +216,8 @@ def also(source: Source, others: list[tuple[Body, Outcome]]) -> str:
         if not outcome.holds:
             numbers = f": {outcome.detail}" if is_own(body, source) else ""
             told += f" {sentence(f'It does not hold when {name(body)}{numbers}')}"
+            if claim.blind and body.evidence == "simulated":
+                told += f" {sentence(f'The simulation leaves out {claim.blind}')}"
     return told
 
 
