@@ -101,6 +101,19 @@ def test_tgi_reserves_all_tokens_and_stops_at_the_head_of_the_line():
     assert {2: 4} in log[6:]
 
 
+def test_tgi_chunks_prompts_beside_generation_and_heeds_no_batch_size():
+    """8 tokens an iteration: the second prompt is cut, its rest goes first; three run although the limit is 1."""
+    plans = run("tgi", [(0, 6, 4), (0, 6, 3), (1, 3, 2)], batch=1, tokens=8, prefill_chunking=True)
+    assert plans == [{0: 6, 1: 2}, {0: 1, 1: 4, 2: 3}, {0: 1, 1: 1, 2: 1}, {0: 1, 1: 1}]
+
+
+def test_tgi_chunking_still_reserves_all_tokens():
+    plans = run("tgi", [(0, 6, 2), (0, 6, 2)], batch=9, tokens=64, blocks=12, prefill_chunking=True)
+    assert plans == [{0: 6}, {0: 1}, {1: 6}, {1: 1}]
+    whole = run("tgi", [(0, 20, 2)], batch=1, tokens=8, prefill_chunking=True)
+    assert whole == [{0: 8}, {0: 8}, {0: 4}, {0: 1}]
+
+
 def test_sglang_runs_prompts_first_in_chunks():
     assert run("sglang", [(0, 10, 4), (0, 30, 3), (2, 5, 2)], batch=8, tokens=16, overlap_schedule=False) == [
         {0: 10, 1: 6},
