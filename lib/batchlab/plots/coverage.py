@@ -21,7 +21,7 @@ def coverage(cells: pd.DataFrame) -> list[Axes]:
     """
     require(cells, "sweep", "dataset", "max_batch_size", "max_num_tokens")
     groups = list(cells.groupby(["sweep", "dataset"], sort=False))
-    columns = max(1, min(4, len(groups)))
+    columns = max(1, min(3, len(groups)))
     rows = -(-max(1, len(groups)) // columns)
     figure = new_figure(9.6, 2.7 * rows)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True).ravel()

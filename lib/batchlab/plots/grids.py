@@ -28,12 +28,18 @@ def grids(points: pd.DataFrame, metric: str) -> list[Axes]:
         for key, rows in series(shown[shown["dataset"] == name])
     ]
     heights = max(1, shown["max_num_tokens"].nunique())
-    figure = new_figure(9.6, max(1, len(parts)) * (max(0.34 * heights, 1.0) + 1.1))
-    axes = list(figure.subplots(max(1, len(parts)), 1, squeeze=False).ravel())
+    columns = 1 if len(parts) <= 2 else 2  # many: a column a dataset
+    height = -(-max(1, len(parts)) // columns)
+    figure = new_figure(9.6, height * (max(0.34 * heights, 1.0) + 1.1))
+    places = figure.subplots(height, columns, squeeze=False).T.ravel()
+    for spare in places[max(1, len(parts)) :]:
+        spare.remove()
+    axes = list(places[: max(1, len(parts))])
     named = several_transports(shown)
     for ax, (key, rows) in zip(axes, parts, strict=False):
         panel(ax, rows, metric)
-        told = [series_style(*key, name_transport=named).label, axis_label(metric), rate_text(rows)]
+        told = [series_style(*key, name_transport=named).label, axis_label(metric)]
+        told += [rate_text(rows)] if columns == 1 else []
         panel_title(ax, dataset_title(rows.iloc[0]), " · ".join(filter(None, told)))
     if not parts:
         empty_panel(axes[0], "not planned in this scenario")
