@@ -1,7 +1,6 @@
 """The claims: as data, and their verdicts, which follow the records."""
 
 import json
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 
 import synthetic
 from batchlab import claims, paths
@@ -483,12 +483,14 @@ def test_the_most_surprising_are_the_furthest_off_one_a_study(found: dict[int, c
 
 
 def test_command_prints_the_design_s_keys(tmp_path: Path) -> None:
-    """In a repository that holds one scenario, so that nothing is simulated."""
+    """In a repository that holds one scenario, without its simulated sweeps."""
     for name in ("lib", "data/models", "data/published", "data/results/h200_sxm"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).symlink_to(paths.ROOT / name)
     (tmp_path / "data/scenarios").mkdir()
-    shutil.copy(paths.SCENARIOS / "h200.yml", tmp_path / "data/scenarios")
+    scenario = yaml.safe_load((paths.SCENARIOS / "h200.yml").read_text())
+    scenario["sweeps"] = [s for s in scenario["sweeps"] if s.get("transport") != "simulated"]
+    (tmp_path / "data/scenarios/h200.yml").write_text(yaml.safe_dump(scenario))
 
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
