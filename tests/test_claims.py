@@ -18,7 +18,7 @@ from batchlab.claims.body import Body
 from batchlab.claims.outcome import Missing, sentence
 from batchlab.errors import UsageError
 from batchlab.plots.captions import texts
-from batchlab.study import open_study
+from batchlab.study import Study, open_study
 
 CLAIMS = claims.load()
 
@@ -26,7 +26,12 @@ CLAIMS = claims.load()
 @pytest.fixture(scope="module")
 def measured() -> list[Body]:
     """What is committed: the H200's records."""
-    return claims.bodies([open_study("h200")])
+    return measured_of(open_study("h200"))
+
+
+def measured_of(opened: Study) -> list[Body]:
+    """Without what may be simulated of it in build/."""
+    return [b for b in claims.bodies([opened]) if b.evidence == "measured"]
 
 
 @pytest.fixture(scope="module")
@@ -183,10 +188,10 @@ def test_a_lost_record_makes_it_untestable(
         (results / file.name).symlink_to(file)
     opened = open_study("h200")
     copy = type(opened)(opened.scenario, opened.planned, Store(results))
-    assert judging.judge(CLAIMS, CLAIMS.claim(14), claims.bodies([copy])) == found[14]
+    assert judging.judge(CLAIMS, CLAIMS.claim(14), measured_of(copy)) == found[14]
     lost = next(c for c in found[14].cells)
     (results / f"{lost}.zip").unlink()
-    verdict = judging.judge(CLAIMS, CLAIMS.claim(14), claims.bodies([copy]))
+    verdict = judging.judge(CLAIMS, CLAIMS.claim(14), measured_of(copy))
     assert verdict.verdict == "untestable here"
     assert (
         "1 of 5 points of prefill-heavy along max_num_tokens, vLLM in scenario h200 are not recorded" in verdict.detail
