@@ -266,23 +266,29 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """
     by = by or POINT
     figures = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k not in ("valid", "invalid_reasons")]
+    once = frame[frame["recorded"]].drop_duplicates("cell").reset_index(drop=True)
+    # taken out of the frame once: thousands of small frames take seconds
+    numbers = {key: pd.to_numeric(once[key]).to_numpy(float) for key in figures}
+    good, requests = once["valid"].to_numpy(bool), once["num_requests"].to_numpy()
+    group = once.groupby(by, dropna=False, sort=False).ngroup().to_numpy()
+    points = [{k: np.nan if v is None else v for k, v in point.items()} for point in once[by].to_dict("records")]
     rows = []
-    for point, group in frame[frame["recorded"]].drop_duplicates("cell").groupby(by, dropna=False, sort=False):
-        good = group[group["valid"].astype(bool)]
-        used = good if len(good) else group
-        row = dict(zip(by, point if isinstance(point, tuple) else (point,), strict=True))
-        row |= {
+    for at in np.split(np.argsort(group, kind="stable"), np.flatnonzero(np.diff(np.sort(group))) + 1):
+        if not len(at):
+            continue
+        used = at[good[at]] if good[at].any() else at
+        row = points[at[0]] | {
             "n": len(used),
             "interval": "repeats" if len(used) > 1 else "batches",
-            "valid": bool(len(good)),
-            "invalid": len(group) - len(good),
-            "num_requests": used["num_requests"].iloc[0],
-            "invalid_reasons": sorted({reason for reasons in group["invalid_reasons"] for reason in reasons}),
+            "valid": bool(good[at].any()),
+            "invalid": int((~good[at]).sum()),
+            "num_requests": requests[used[0]],
+            "invalid_reasons": sorted({reason for n in at for reason in once.at[n, "invalid_reasons"]}),
         }
         for key in figures:
-            mean, low, high = metrics.interval(pd.to_numeric(used[key]).to_numpy(float))
+            mean, low, high = metrics.interval(numbers[key][used])
             if len(used) == 1 and key in WITHIN:
-                half = pd.to_numeric(used[WITHIN[key]]).iloc[0]
+                half = numbers[WITHIN[key]][used[0]]
                 low, high = mean - half, mean + half
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}
         rows.append(row)

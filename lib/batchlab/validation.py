@@ -151,16 +151,24 @@ def same_load(study: Study, compared: pd.DataFrame) -> pd.DataFrame:
 
 def published() -> pd.DataFrame:
     """sim.published.compare_published as a frame; kept beside the simulated cells, since it takes ten seconds."""
-    from batchlab.sim.published import compare_published
+    from batchlab.sim.grid import over_cores
+    from batchlab.sim.published import published_throughput
 
     file = simulated.store("published").folder.with_suffix(".json")
     if not file.is_file():
-        rows = [{k: v.item() if hasattr(v, "item") else v for k, v in row.items()} for row in compare_published()]
+        rows = list(over_cores(_published_row, published_throughput()))
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_suffix(".part")
         part.write_text(json.dumps(rows))
         part.replace(file)
     return pd.DataFrame(json.loads(file.read_text()))
+
+
+def _published_row(row: dict[str, Any]) -> dict[str, Any]:
+    from batchlab.sim.published import compare_published
+
+    (compared,) = compare_published([row])
+    return {key: value.item() if hasattr(value, "item") else value for key, value in compared.items()}
 
 
 def simulates(study: Study, engine: str | None = None) -> bool:
