@@ -152,7 +152,7 @@ def test_a_model_folder_that_is_missing(capsys, tmp_path):
 def test_plan_tells_cells_and_time(capsys):
     assert main(["plan", "cpu"]) == 0
     out = capsys.readouterr().out
-    assert "120 cells" in out and "in/20 out" in out
+    assert "138 cells" in out and "in/20 out" in out
 
 
 def test_summary_of_recorded_cells_is_json(capsys):

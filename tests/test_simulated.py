@@ -1,6 +1,7 @@
 """Simulated engines are engines: cells, records, frames and errors like any other's."""
 
 import copy
+import os
 
 import pytest
 import yaml
@@ -171,6 +172,15 @@ def test_a_record_is_read_once(here, monkeypatch):
     monkeypatch.setattr(Store, "meta", lambda self, cell_id: read.append(cell_id) or meta(self, cell_id))
     mine.ensure()
     assert sorted(read) == sorted(c.id for c in mine.cells())
+
+
+def test_an_older_simulators_records_are_removed_but_the_last(here):
+    folder = paths.BUILD / "simulated"
+    for age, name in enumerate(("newest", "older", "oldest")):
+        (folder / name / "h200_sxm").mkdir(parents=True)
+        os.utime(folder / name, (1e9 - age, 1e9 - age))
+    opened(here).ensure()
+    assert {p.name for p in folder.iterdir()} == {"newest", simulated.digest()}
 
 
 def test_a_request_that_cannot_run_makes_an_invalid_cell(here):

@@ -6,6 +6,7 @@ the operator times. So a changed simulator simulates anew, and stale numbers are
 """
 
 import hashlib
+import shutil
 import time
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -130,6 +131,7 @@ def run(cells: list[Cell], *, keep_chunks: bool = False, tell: Callable[[int], N
     from batchlab.sim.grid import over_cores
 
     check(cells)
+    _forget()
     done = 0
     for hardware in dict.fromkeys(cell.hardware for cell in cells):
         target = store(hardware)
@@ -143,6 +145,14 @@ def run(cells: list[Cell], *, keep_chunks: bool = False, tell: Callable[[int], N
                 done += 1
                 tell(done)
     return done
+
+
+def _forget() -> None:
+    """Remove what older simulators left, all but the last one's: a study's records take some 50 MB."""
+    folder = paths.BUILD / "simulated"
+    others = [p for p in folder.glob("*") if p.is_dir() and p.name != digest()]
+    for old in sorted(others, key=lambda p: p.stat().st_mtime)[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 @cache

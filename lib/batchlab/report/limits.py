@@ -54,6 +54,8 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
 
 def _differing(options: Sequence[dict[str, Any]]) -> list[str | None]:
     """Each row's engine options in words, without those that all rows with options have in common."""
+    # `args`, the options of an engine's own, stand among the others
+    options = [{k: v for k, v in o.items() if k != "args"} | o.get("args", {}) for o in options]
     given = [o for o in options if o]
     alike = {k for k in (given[0] if given else {}) if all(o.get(k) == given[0][k] for o in given)}
     return [", ".join(f"{k} {v}" for k, v in o.items() if k not in alike) or None for o in options]

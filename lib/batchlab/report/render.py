@@ -70,7 +70,7 @@ def render(scenario: str) -> Path:
 
 
 def without_dead_links(page: str) -> str:
-    """The page without links to figures that it does not hold: claims name them whether a scenario makes them or not."""
+    """The page without links to figures that it lacks: claims name them whether a scenario makes them or not."""
     there = set(re.findall(r'id="(figure-[\w-]+)"', page))
     return re.sub(r' <a href="#(figure-[\w-]+)">figure</a>', lambda m: m[0] if m[1] in there else "", page)
 

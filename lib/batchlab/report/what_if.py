@@ -4,23 +4,25 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from batchlab import plots, validation, what_if
+from batchlab import plots, what_if
+from batchlab.cell import SIMULATED
 from batchlab.plots.labels import metric_words, number, whole
 from batchlab.plots.saving import Shown
 from batchlab.plots.setups import setups as draw_setups
 from batchlab.plots.style import engine_name
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
-from batchlab.report.validation import NO_SIMULATION
 from batchlab.study import Study
 
+ONLY_SIMULATED = "Other cards and models are shown in reports of scenarios that are simulated throughout, such as a100."
 NO_EXPERIMENT = "This scenario has no sweep with equal step times."
 SAME = 0.01  # relative difference that is not called one
 
 
 def frame(study: Study, setups: Sequence[str], engine: str) -> pd.DataFrame:
-    """`what_if.frame` where the scenario simulates anything, else nothing."""
-    return what_if.frame(study, setups, engine) if validation.simulates(study) else pd.DataFrame()
+    """`what_if.frame` where the scenario is simulated throughout, else nothing: measured ones stay quick to render."""
+    simulated = all(cell.transport == SIMULATED for cell in study.cells())
+    return what_if.frame(study, setups, engine) if simulated else pd.DataFrame()
 
 
 def signed(value: float) -> str:
@@ -78,7 +80,7 @@ def equal_reading(study: Study) -> Reading:
 def setup_figure(study: Study, cells: pd.DataFrame, metric: str, name: str, label: str) -> Shown | Reading:
     """One metric of all setups."""
     if cells.empty:
-        return Reading((NO_SIMULATION,))
+        return Reading((ONLY_SIMULATED,))
     axes = draw_setups(cells, metric, label)
     alt = f"{label} of each setup against max_batch_size. {setup_reading(cells)}"
     return plots.save(axes[0].figure, name, alt, study)
@@ -102,13 +104,13 @@ def setup_table(cells: pd.DataFrame) -> Table:
                 "preemptions": int(best["preemptions"]),
             }
         )
-    return table(pd.DataFrame(rows), empty=NO_SIMULATION)
+    return table(pd.DataFrame(rows), empty=ONLY_SIMULATED)
 
 
 def setup_reading(cells: pd.DataFrame) -> Reading:
     """The setup with the most throughput a card, for each model and dataset."""
     if cells.empty:
-        return Reading((NO_SIMULATION,))
+        return Reading((ONLY_SIMULATED,))
     found = []
     for (model, dataset), group in cells.groupby(["model", "dataset"], sort=False):
         best = group.loc[group["throughput_per_card_tok_s"].idxmax()]
