@@ -64,14 +64,15 @@ def test_locks_pin_everything_that_was_asked_for(lock: str) -> None:
 
 def test_everything_that_the_library_imports_is_asked_for() -> None:
     """What happens to be installed, or comes along with something else, can be gone tomorrow."""
-    asked = {name.lower() for name in re.findall(r"^([A-Za-z0-9][\w.-]*)", (REQUIREMENTS / "lab.in").read_text(), re.M)}
+    named = re.findall(r"^([A-Za-z0-9][\w.-]*)", (REQUIREMENTS / "lab.in").read_text(), re.M)
+    asked = {name.lower().replace("_", "-") for name in named}
     owners, missing = importlib.metadata.packages_distributions(), {}
     for path in (paths.ROOT / "lib").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             named = [a.name for a in node.names] if isinstance(node, ast.Import) else \
                 [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
             for module in {name.partition(".")[0] for name in named} - sys.stdlib_module_names - {"batchlab", "vllm"}:
-                if not {owner.lower() for owner in owners.get(module, [module])} & asked:
+                if not {owner.lower().replace("_", "-") for owner in owners.get(module, [module])} & asked:
                     missing[module] = path.name
     assert not missing
 

@@ -91,4 +91,4 @@ def test_a_scenario_without_the_experiment_says_so(here):
     assert told.equal_reading(mine).sentences == (told.NO_EXPERIMENT,)
     real = study.open_study("cpu")
     assert told.frame(real, ["llama-3-8b on l40s"], "vllm-v1").empty
-    assert "plans no simulated cell" in repr(told.setup_table(pd.DataFrame()))
+    assert "simulated throughout" in repr(told.setup_table(pd.DataFrame()))

@@ -40,7 +40,7 @@ VALUES = [
 
 def load(path: Path) -> pd.DataFrame:
     frame = pd.read_csv(path)
-    frame["reason"] = frame["reason"].fillna("")
+    frame["reason"] = frame["reason"].astype(object).fillna("")
     return frame
 
 
