@@ -53,6 +53,20 @@ def test_a_single_run_has_batch_means():
     assert math.isnan(bare["output_throughput_tok_s_lo"])
 
 
+def test_a_single_run_of_waves_borrows_the_noise_of_repeated_points():
+    """By hand: 98 and 102 differ from their mean by 2%, so s = 0.02·√2, and t has 1 degree of freedom, 12.706."""
+    at_once = {"request_rate": math.inf, "evidence": "measured", "output_throughput_half_tok_s": 700.0}
+    twice = frame([98.0, 102.0], max_batch_size=4, **at_once)
+    once = frame([1000.0], max_batch_size=8, **at_once).assign(cell="once")
+    _, row = study.aggregate(pd.concat([twice, once])).to_dict("records")
+    half = 12.7062 * 0.02 * math.sqrt(2) * 1000
+    assert row["interval"] == "pooled" and row["output_throughput_tok_s_hi"] == pytest.approx(1000 + half, rel=1e-4)
+    _, simulated = study.aggregate(pd.concat([twice, once.assign(evidence="simulated")])).to_dict("records")
+    assert math.isnan(simulated["output_throughput_tok_s_lo"])  # no part of it varies by chance
+    (alone,) = study.aggregate(once).to_dict("records")  # nothing is repeated: no interval, whatever batch means say
+    assert math.isnan(alone["output_throughput_tok_s_lo"])
+
+
 def test_invalid_repeats_are_left_out_while_a_valid_one_is_there():
     (row,) = study.aggregate(frame([10.0, 99.0], valid=[True, False])).to_dict("records")
     assert (row["output_throughput_tok_s"], row["n"], row["invalid"], row["valid"]) == (10.0, 1, 1, True)

@@ -1,6 +1,7 @@
 """What notebooks stand on: a scenario with its plan and its records, and the frame of its cells."""
 
 import json
+import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from scipy.special import stdtrit
 
 from batchlab import estimate, measure, metrics, paths, plan, scenario, simulated
 from batchlab.cell import SIMULATED, Cell
@@ -260,9 +262,10 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """A row a point, over its repeats.
 
     Each figure becomes its mean over the valid repeats (over all, and `valid` False, when none is), with
-    `<figure>_lo` and `<figure>_hi`, the 95% t interval, and `n`, the repeats behind it. A single run has
-    an interval only for the figures of WITHIN, by batch means; `interval` says which of the two it is ("repeats",
-    "batches"). Cells that are not recorded are left out.
+    `<figure>_lo` and `<figure>_hi`, the 95% t interval, and `n`, the repeats behind it. A single run has an interval
+    only for the figures of WITHIN: at a finite rate by batch means; all at once, where a run is a few waves and no
+    stationary process, from how much the frame's repeated points differ from themselves (`pooled`), if any are
+    repeated. `interval` says which it is ("repeats", "batches", "pooled"). Cells that are not recorded are left out.
     """
     by = by or POINT
     figures = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k not in ("valid", "invalid_reasons")]
@@ -271,6 +274,9 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     numbers = {key: pd.to_numeric(once[key]).to_numpy(float) for key in figures}
     good, requests = once["valid"].to_numpy(bool), once["num_requests"].to_numpy()
     group = once.groupby(by, dropna=False, sort=False).ngroup().to_numpy()
+    waves = np.isinf(pd.to_numeric(once.get("request_rate", pd.Series(np.nan, once.index))).to_numpy(float))
+    chance = (once["evidence"] != "simulated").to_numpy(bool) if "evidence" in once else np.full(len(once), True)
+    noise = {key: pooled(numbers[key], group, good & waves & chance) for key in WITHIN}
     points = [{k: np.nan if v is None else v for k, v in point.items()} for point in once[by].to_dict("records")]
     rows = []
     for at in np.split(np.argsort(group, kind="stable"), np.flatnonzero(np.diff(np.sort(group))) + 1):
@@ -279,7 +285,7 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
         used = at[good[at]] if good[at].any() else at
         row = points[at[0]] | {
             "n": len(used),
-            "interval": "repeats" if len(used) > 1 else "batches",
+            "interval": "repeats" if len(used) > 1 else "pooled" if waves[used[0]] else "batches",
             "valid": bool(good[at].any()),
             "invalid": int((~good[at]).sum()),
             "num_requests": requests[used[0]],
@@ -288,8 +294,25 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
         for key in figures:
             mean, low, high = metrics.interval(numbers[key][used])
             if len(used) == 1 and key in WITHIN:
-                half = numbers[WITHIN[key]][used[0]]
+                only = used[0]
+                half = numbers[WITHIN[key]][only] if not waves[only] else noise[key] * mean if chance[only] else math.nan
                 low, high = mean - half, mean + half
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}
         rows.append(row)
     return pd.DataFrame(rows)
+
+
+def pooled(values: np.ndarray, group: np.ndarray, used: np.ndarray) -> float:
+    """Half-width of a 95% interval of a single run, as a share of its value, from the groups with repeats.
+
+    `values`, `group` (a point's number) and `used` (which values count) have one entry a run. The relative variance is
+    pooled over the groups, and t has their degrees of freedom together. NaN without repeats, and where they are alike.
+    """
+    squares, freedom = 0.0, 0
+    for number in np.unique(group[used]):
+        runs = values[used & (group == number)]
+        runs = runs[~np.isnan(runs)]
+        if len(runs) > 1 and runs.mean() > 0:
+            squares += float(((runs / runs.mean() - 1) ** 2).sum())
+            freedom += len(runs) - 1
+    return float(stdtrit(freedom, 0.975)) * math.sqrt(squares / freedom) if squares else math.nan

@@ -74,7 +74,7 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
     parts = together(shown) or ["no cell recorded yet"]
     real = recorded(frame) & (frame["evidence"] != "simulated")
     if "n" in frame and real.any():
-        parts.append(_bars(frame.loc[real, "n"]))
+        parts.append(_bars(frame[real]))
     done, good = recorded(frame), valid(frame)
     bad = frame[done & ~good]
     if len(bad):
@@ -88,14 +88,18 @@ def caption(frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> str
     return "; ".join(parts + ([note] if note else []))
 
 
-def _bars(repeats: pd.Series) -> str:
-    """What an interval is made of: repeats, or batches within the only run."""
-    if (repeats > 1).all():
+def _bars(rows: pd.DataFrame) -> str:
+    """What an interval is made of: repeats, those of other points, or batches within the only run."""
+    several = rows["n"] > 1
+    if several.all():
         return "bars: 95% interval over repeats"
-    within = "by batch means within the run, where it has one"
-    if (repeats > 1).any():
-        return f"bars: 95% interval over repeats, for single runs {within}"
-    return f"bars: 95% interval {within}"
+    pooled = "interval" in rows and (rows.loc[~several, "interval"] == "pooled").all()
+    if pooled and "tpot_mean_ms_lo" in rows and rows["tpot_mean_ms_lo"].isna().all():
+        return "single runs, no interval"
+    alone = "as much as repeated points vary" if pooled else "by batch means within the run, where it has one"
+    if several.any():
+        return f"bars: 95% interval over repeats, for single runs {alone}"
+    return f"bars: 95% interval {alone}"
 
 
 def attach(figure: Figure, frame: pd.DataFrame, note: str = "", invalid: str = "hollow") -> None:
