@@ -295,7 +295,8 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
             mean, low, high = metrics.interval(numbers[key][used])
             if len(used) == 1 and key in WITHIN:
                 only = used[0]
-                half = numbers[WITHIN[key]][only] if not waves[only] else noise[key] * mean if chance[only] else math.nan
+                borrowed = noise[key] * mean if chance[only] else math.nan
+                half = borrowed if waves[only] else numbers[WITHIN[key]][only]
                 low, high = mean - half, mean + half
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}
         rows.append(row)
