@@ -121,7 +121,7 @@ def draw(table: pd.DataFrame):
             ax.set_title(f"{title}, {gap:g} ms/token", fontsize=9)
             ax.set_xscale("log", base=2)
             streams = sorted(table["streams"].unique())
-            ax.set_xticks(streams, [str(n) for n in streams])
+            ax.set_xticks(streams, [str(n) for n in streams], rotation=45)
             ax.minorticks_off()
             if linear:
                 ax.axhline(0, color="#999999", linewidth=0.8)
