@@ -22,22 +22,12 @@ from batchlab import paths
 from batchlab.errors import UsageError
 from batchlab.plots.gather import points
 from batchlab.plots.select import valid
+from batchlab.study import POINT
 
 STATISTICS = ("mean", "p50", "p90", "p99")
 THROUGHPUT = "output_throughput_tok_s"
-GROUP = (
-    "engine",
-    "engine_version",
-    "evidence",
-    "hardware",
-    "transport",
-    "engine_options",
-    "model",
-    "dataset",
-    "input_len",
-    "output_len",
-)
 SETTING = ["max_batch_size", "max_num_tokens"]
+GROUP = tuple(c for c in POINT if c not in (*SETTING, "request_rate", "token_rule"))
 _SHAPE = ("model", "input_len", "output_len")
 ALIKE = 0.02  # of the best throughput: what counts as equal to it
 

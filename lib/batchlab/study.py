@@ -276,7 +276,8 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     group = once.groupby(by, dropna=False, sort=False).ngroup().to_numpy()
     waves = np.isinf(pd.to_numeric(once.get("request_rate", pd.Series(np.nan, once.index))).to_numpy(float))
     chance = (once["evidence"] != "simulated").to_numpy(bool) if "evidence" in once else np.full(len(once), True)
-    noise = {key: pooled(numbers[key], group, good & waves & chance) for key in WITHIN}
+    alike = [np.flatnonzero(good & waves & chance & (group == number)) for number in np.unique(group)]
+    noise = {key: _borrowed(numbers[key][at] for at in alike) for key in WITHIN}
     points = [{k: np.nan if v is None else v for k, v in point.items()} for point in once[by].to_dict("records")]
     rows = []
     for at in np.split(np.argsort(group, kind="stable"), np.flatnonzero(np.diff(np.sort(group))) + 1):
@@ -303,17 +304,7 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def pooled(values: np.ndarray, group: np.ndarray, used: np.ndarray) -> float:
-    """Half-width of a 95% interval of a single run, as a share of its value, from the groups with repeats.
-
-    `values`, `group` (a point's number) and `used` (which values count) have one entry a run. The relative variance is
-    pooled over the groups, and t has their degrees of freedom together. NaN without repeats, and where they are alike.
-    """
-    squares, freedom = 0.0, 0
-    for number in np.unique(group[used]):
-        runs = values[used & (group == number)]
-        runs = runs[~np.isnan(runs)]
-        if len(runs) > 1 and runs.mean() > 0:
-            squares += float(((runs / runs.mean() - 1) ** 2).sum())
-            freedom += len(runs) - 1
-    return float(stdtrit(freedom, 0.975)) * math.sqrt(squares / freedom) if squares else math.nan
+def _borrowed(points: Iterable[np.ndarray]) -> float:
+    """Half-width of a 95% interval of a single run, as a share of its value; NaN where repeats do not tell it."""
+    relative, freedom = metrics.repeat_noise(points)
+    return float(stdtrit(freedom, 0.975)) * relative if relative else math.nan

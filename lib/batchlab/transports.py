@@ -9,20 +9,9 @@ from typing import Any
 import pandas as pd
 
 from batchlab.plots.select import valid
+from batchlab.study import POINT
 
-COORDINATES = (
-    "engine",
-    "engine_version",
-    "hardware",
-    "engine_options",
-    "model",
-    "dataset",
-    "input_len",
-    "output_len",
-    "max_batch_size",
-    "max_num_tokens",
-    "request_rate",
-)
+COORDINATES = tuple(c for c in POINT if c not in ("evidence", "transport"))
 FIGURES = ("output_throughput_tok_s", "tpot_mean_ms", "ttft_mean_ms")
 
 

@@ -10,6 +10,7 @@ from scipy.special import stdtrit
 
 from batchlab import study
 from batchlab.claims.outcome import Missing, value
+from batchlab.metrics import repeat_noise
 from batchlab.plots.gather import key, points
 from batchlab.plots.labels import OTHER_AXIS, whole
 from batchlab.plots.select import along, recorded, valid
@@ -134,23 +135,16 @@ class Body:
     def noise(self, metric: str) -> tuple[float, int]:
         """Relative standard deviation of a run, pooled over the points that have repeats, and its degrees of freedom.
 
-        (0, 0) without repeats, and where nothing varies by chance. Only points of one request rate kind are
-        comparable, so
-        TTFT is pooled over finite rates, everything else over all.
+        (0, 0) without repeats, and where nothing varies by chance. Only points of one request rate kind are comparable,
+        so TTFT is pooled over finite rates, everything else over all.
         """
         if metric not in self._noise:
             frame = self.frame[valid(self.frame)].drop_duplicates("cell")
             if metric == "ttft_mean_ms":
                 frame = frame[np.isfinite(frame["request_rate"].astype(float))]
-            squares, freedom = 0.0, 0
-            if self.evidence == "measured" and len(frame):
-                by = [c for c in study.POINT if c in frame]
-                for _, rows in frame.groupby(by, dropna=False):
-                    values = pd.to_numeric(rows[metric]).dropna().to_numpy(float)
-                    if len(values) > 1 and values.mean() > 0:
-                        squares += float((((values / values.mean()) - 1) ** 2).sum())
-                        freedom += len(values) - 1
-            self._noise[metric] = (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
+            by = [c for c in study.POINT if c in frame]
+            grouped = frame.groupby(by, dropna=False) if self.evidence == "measured" and len(frame) else ()
+            self._noise[metric] = repeat_noise(pd.to_numeric(rows[metric]).to_numpy(float) for _, rows in grouped)
         return self._noise[metric]
 
     def engine(self, role: str) -> str:

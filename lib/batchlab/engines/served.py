@@ -7,6 +7,7 @@ down about its iterations and what its failures mean is its own file's.
 import shutil
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -27,10 +28,10 @@ SETTLE_S = 0.3  # for the last lines of the log to be written
 DYING_S = 2.0
 
 
-class ServedEngine:
+class ServedEngine(ABC):
     """One engine behind HTTP. Start it with the limits of a group of cells; `warm_limits` may be lowered while it runs.
 
-    A subclass gives: name, title, package, image_of, command, target, and what it knows of log, limits and failures.
+    A subclass gives name and title, the abstract methods, and what it knows of limits and failures.
     """
 
     name: ClassVar[str]
@@ -60,26 +61,35 @@ class ServedEngine:
 
     # what a subclass gives -----------------------------------------------------------------------------------------
     @classmethod
+    @abstractmethod
     def find(cls, spec: EngineSpec) -> list[str]:
         """What starts it: the command's first words, or nothing where a container's entrypoint does. UsageError when
         this machine has it not, or another release than the scenario asks for."""
-        raise NotImplementedError
 
+    @abstractmethod
     def arguments(self, limits: Limits, host: str, port: int) -> list[str]:
         """The command's other words. Files that they name go to `self.work`."""
-        raise NotImplementedError
 
     def target(self) -> Target:
-        """Where and how requests are sent."""
-        raise NotImplementedError
+        """Where and how requests are sent: token ids to an OpenAI-compatible server, unless a subclass says other."""
+        return Target(
+            base_url=self.url,
+            api="openai-completions",
+            model=self.model.name,
+            prompt_format="ids",
+            ignore_eos=True,
+            continuous_usage=True,
+            # with ignore_eos it changes nothing but the speed: a penalty over the vocabulary in each step
+            extra={"min_tokens": None},
+        )
 
     def environment(self) -> dict[str, str]:
         """What the engine finds in its environment, beside the scenario's `env`."""
         return {}
 
+    @abstractmethod
     def read(self, t0_ns: int) -> Traced:
         """What the engine wrote down since the last mark."""
-        raise NotImplementedError
 
     def release(self) -> str | None:
         """The release that answers, by its own word; None when it does not say."""
@@ -175,8 +185,9 @@ class ServedEngine:
         return spec.image or cls.image_of(spec.version)
 
     @classmethod
+    @abstractmethod
     def image_of(cls, version: str) -> str:
-        raise NotImplementedError
+        """The image that the engine's makers publish for a release."""
 
     def alive(self) -> bool:
         """Whether it can measure: it runs, and did not leave requests of the last cell unanswered."""

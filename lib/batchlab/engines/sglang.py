@@ -16,7 +16,6 @@ from typing import Any, ClassVar
 
 from batchlab import models
 from batchlab.cell import WARM_LIMITS
-from batchlab.client import Target
 from batchlab.engines import runtime
 from batchlab.engines.served import NO_REQUESTS, ServedEngine
 from batchlab.engines.tools import ask, flags, from_wall, python_with
@@ -113,18 +112,6 @@ class SglangEngine(ServedEngine):
             # a health check would otherwise generate a token, and take a second
             "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "0",
         }
-
-    def target(self) -> Target:
-        return Target(
-            base_url=self.url,
-            api="openai-completions",
-            model=self.model.name,
-            prompt_format="ids",
-            ignore_eos=True,
-            continuous_usage=True,
-            # with ignore_eos it changes nothing but the speed: a penalty over the vocabulary in each step
-            extra={"min_tokens": None},
-        )
 
     def release(self) -> str | None:
         told = self._info()

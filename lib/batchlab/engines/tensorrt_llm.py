@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import yaml
 
 from batchlab import models
-from batchlab.client import Replay, Target
+from batchlab.client import Replay
 from batchlab.engines import runtime, tensorrt_llm_log
 from batchlab.engines.served import NO_REQUESTS, ServedEngine
 from batchlab.engines.tools import ask, flags, python_with
@@ -129,17 +129,6 @@ class TensorRtLlmEngine(ServedEngine):
 
     def environment(self) -> dict[str, str]:
         return {"TZ": "UTC"}  # its lines' times are local ones
-
-    def target(self) -> Target:
-        return Target(
-            base_url=self.url,
-            api="openai-completions",
-            model=self.model.name,
-            prompt_format="ids",
-            ignore_eos=True,
-            continuous_usage=True,
-            extra={"min_tokens": None},  # with ignore_eos it can only cost time
-        )
 
     def release(self) -> str | None:
         told = ask(f"{self.url}/version")
