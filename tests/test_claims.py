@@ -523,3 +523,38 @@ def test_command_prints_the_design_s_keys(tmp_path: Path) -> None:
 
 def test_a_published_table_is_read_once() -> None:
     assert data.table("s1-table-1") is data.table("s1-table-1") and texts(data.table("s1-table-1"), "engine")
+
+
+# A second engine, other transports and other sweeps of the same body ---------------------------------------------------
+
+
+def crowded() -> tuple[Body, Body]:
+    """Cells of vLLM in process, and the same with SGLang and vLLM over HTTP and a sweep of another purpose beside them,
+    all of them much faster, shorter in budget and in requests."""
+    alone = study().frame.assign(transport="inprocess")
+    odd = {"output_throughput_tok_s": 7.0, "tpot_mean_ms": 0.3, "num_requests": 9}
+    peer = scaled(alone, "sglang", **odd).assign(transport="http", engine_version="0.5.13", input_len=96)
+    own = scaled(alone, "vllm", **odd).assign(transport="http", cell=lambda f: f["cell"] + "http")
+    other = scaled(alone, "vllm", **odd).assign(sweep="recommended-prefill", cell=lambda f: f["cell"] + "other")
+    low = peer.assign(max_num_tokens=64, sweep="http", cell=lambda f: f["cell"] + "low")
+    return body(alone), body(pd.concat([alone, own, peer, other, low], ignore_index=True))
+
+
+@pytest.mark.parametrize("number", [n for n in range(1, 51) if CLAIMS.claim(n).cells])
+def test_other_engines_transports_and_sweeps_decide_nothing(number: int) -> None:
+    alone, beside = crowded()
+    a, b = judged(number, alone), judged(number, beside)
+    assert (a.verdict, a.evidence) == (b.verdict, b.evidence) and "SGLang" not in b.detail
+    if number not in (1, 2, 4, 5):  # which count all that vLLM ran
+        assert (a.detail, a.cells, a.factor) == (b.detail, b.cells, b.factor)
+
+
+def test_a_point_borrows_the_scatter_of_its_own_engine_and_transport() -> None:
+    frame = study().frame.assign(transport="inprocess")
+    peer = scaled(frame[frame["repeat"] == 0], "sglang").assign(transport="http")
+    made = body(pd.concat([frame, peer], ignore_index=True)).points(("throughput",))
+    reach = made["tpot_mean_ms_hi"].astype(float) - made["tpot_mean_ms_lo"].astype(float)
+    assert reach[made["engine"] == "vllm"].notna().all()
+    single = body(pd.concat([frame[(frame["repeat"] == 0) | (frame["max_batch_size"] == 4)], peer], ignore_index=True))
+    assert {m: single.noise(m, ("sglang", "http")) for m in ("tpot_mean_ms",)} == {"tpot_mean_ms": (0.0, 0)}
+    assert single.noise("tpot_mean_ms", ("vllm", "inprocess"))[1] > 0

@@ -226,9 +226,9 @@ def starved_by_budget(
 
 def preemption_costs(body: Body, *, sweeps: list[str], by: float) -> Outcome:
     """Cells that preempted against the same limits with more KV memory: throughput."""
-    held, free = body.whole(sweeps), body.points(AT_ONCE)
+    held, free = body.studied(body.whole(sweeps)), body.points(AT_ONCE)
     hit = held[valid(held) & (held["preemptions"] > 0)]
-    on = ["engine", "dataset", BATCH, TOKENS]
+    on = ["engine", "engine_version", "transport", "model", "dataset", BATCH, TOKENS]
     pairs = hit.merge(free[valid(free)], on=on, suffixes=("", "_free"))
     if pairs.empty:
         told = f"no cell of {' and '.join(sweeps)} in scenario {body.scenario} saw a preemption beside one that did not"

@@ -26,6 +26,7 @@ ENGINES = {
     "tgi": ("tgi",),
 }
 NOISY = ("output_throughput_tok_s", "request_throughput_req_s", "ttft_mean_ms", "tpot_mean_ms", "running_batch_mean")
+WAY = ("engine", "transport")
 Dataset = str | list[int]
 
 
@@ -88,7 +89,7 @@ class Body:
     frame: pd.DataFrame
     defaults: dict[str, int]
     _points: dict[tuple[str, ...], pd.DataFrame] = field(default_factory=dict)
-    _noise: dict[str, tuple[float, int]] = field(default_factory=dict)
+    _noise: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
 
     def points(self, sweeps: Iterable[str]) -> pd.DataFrame:
         """The points of these sweeps together, with their recorded cells' ids (`cells`); Missing where none is planned.
@@ -122,30 +123,33 @@ class Body:
         for metric in NOISY:
             if metric not in made or made.empty:
                 continue
-            single = made["n"] == 1
-            relative, freedom = self.noise(metric)
-            if not freedom:
-                continue
-            half = stdtrit(freedom, 0.975) * relative * made[metric].astype(float)
-            for end, sign in (("lo", -1), ("hi", 1)):
-                given = made.get(f"{metric}_{end}", pd.Series(np.nan, index=made.index)).astype(float)
-                made[f"{metric}_{end}"] = given.where(~single, made[metric].astype(float) + sign * half)
+            for _, rows in made.groupby(list(WAY), dropna=False, sort=False):
+                single = rows.index[rows["n"] == 1]
+                relative, freedom = self.noise(metric, key(rows.iloc[0], list(WAY)))
+                if not freedom:
+                    continue
+                half = stdtrit(freedom, 0.975) * relative * rows.loc[single, metric].astype(float)
+                for end, sign in (("lo", -1), ("hi", 1)):
+                    made.loc[single, f"{metric}_{end}"] = rows.loc[single, metric].astype(float) + sign * half
         return made
 
-    def noise(self, metric: str) -> tuple[float, int]:
+    def noise(self, metric: str, way: tuple[str, ...]) -> tuple[float, int]:
         """Relative standard deviation of a run, pooled over the points that have repeats, and its degrees of freedom.
 
-        (0, 0) without repeats, and where nothing varies by chance. Only points of one request rate kind are comparable,
-        so TTFT is pooled over finite rates, everything else over all.
+        `way`: of which engine and transport (WAY): one says nothing about another's. (0, 0) without repeats, and where
+        nothing varies by chance. Only points of one request rate kind are comparable, so TTFT is pooled over finite
+        rates, everything else over all.
         """
-        if metric not in self._noise:
+        if (metric, *way) not in self._noise:
             frame = self.frame[valid(self.frame)].drop_duplicates("cell")
+            frame = frame[[key(row, list(WAY)) == way for row in frame[list(WAY)].to_dict("records")]]
             if metric == "ttft_mean_ms":
                 frame = frame[np.isfinite(frame["request_rate"].astype(float))]
             by = [c for c in study.POINT if c in frame]
             grouped = frame.groupby(by, dropna=False) if self.evidence == "measured" and len(frame) else ()
-            self._noise[metric] = repeat_noise(pd.to_numeric(rows[metric]).to_numpy(float) for _, rows in grouped)
-        return self._noise[metric]
+            found = repeat_noise(pd.to_numeric(rows[metric]).to_numpy(float) for _, rows in grouped)
+            self._noise[(metric, *way)] = found
+        return self._noise[(metric, *way)]
 
     def engine(self, role: str) -> str:
         """The scenario's engine that stands for a study's. Missing where it has none."""
@@ -155,9 +159,18 @@ class Body:
                 return name
         raise Missing(f"scenario {self.scenario} has no {engine_name(role)}")
 
+    def studied(self, frame: pd.DataFrame) -> pd.DataFrame:
+        """The rows of those engines that stand for one of the studies': no study ran SGLang."""
+        there = set(self.frame["engine"])
+        return frame[frame["engine"].isin({next((n for n in names if n in there), None) for names in ENGINES.values()})]
+
     def select(self, made: pd.DataFrame, role: str, dataset: Dataset, *, finite_rate: bool | None) -> pd.DataFrame:
         """The points of an engine and a dataset (a name, or the two lengths), all at once or at finite rates, or
-        both."""
+        both.
+
+        Of several ways of serving them (transport, release, engine options) the one that the scenario plans first:
+        a line through two of them would mean nothing.
+        """
         rows = made[made["engine"] == self.engine(role)]
         if isinstance(dataset, str):
             rows = rows[rows["dataset"] == dataset]
@@ -165,7 +178,9 @@ class Body:
             rows = rows[(rows["input_len"] == dataset[0]) & (rows["output_len"] == dataset[1])]
         if finite_rate is not None:
             rows = rows[np.isfinite(rows["request_rate"].astype(float)) == finite_rate]
-        return rows
+        by = [c for c in ("transport", "engine_version", "engine_options") if c in rows]
+        ways = [key(row, by) for row in rows[by].to_dict("records")]
+        return rows[[way == ways[0] for way in ways]]
 
     def line(
         self,

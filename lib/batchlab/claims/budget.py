@@ -73,8 +73,9 @@ def dynamic_gain(
 
 
 def memory_rises(body: Body, *, sweeps: list[str], by: float) -> Outcome:
-    """Peak GPU memory from the smallest to the largest budget."""
+    """vLLM's peak GPU memory from the smallest to the largest budget."""
     made = body.whole(sweeps)
+    made = made[made["engine"] == body.engine("vllm")]
     rows = made[valid(made) & pd.to_numeric(made["gpu_memory_peak_gib"]).notna()]
     if rows[TOKENS].nunique() < 2:
         raise Missing(f"scenario {body.scenario} recorded no GPU memory along max_num_tokens", planned=True)

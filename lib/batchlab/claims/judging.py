@@ -132,7 +132,7 @@ def judge(claims: Claims, claim: Claim, evidence: list[Body]) -> Verdict:
         printed_detail = sentence(outcome.detail) + " "
         if not outcome.holds:
             best = tried[0][0] if tried else None
-            detail = printed_detail + " ".join(sentence(f"{name(b)}: {o.detail}") for b, o in tried)
+            detail = printed_detail + " ".join(sentence(f"{name(b, o)}: {o.detail}") for b, o in tried)
             cells = tuple(cell for _, o in tried for cell in o.cells)
             return verdict(claim, INCONSISTENT, "published", detail, cells, outcome.factor, best)
     if not tried:
@@ -146,13 +146,14 @@ def judge(claims: Claims, claim: Claim, evidence: list[Body]) -> Verdict:
 def decide(claims: Claims, claim: Claim, tried: list[tuple[Body, Outcome]], before: str, after: str) -> Verdict:
     """The verdict of the first body, with what the others say, `before` and `after` its detail."""
     source, (body, outcome), others = claims.sources[claim.source], tried[0], tried[1:]
-    detail = before + sentence(f"{name(body)}: {outcome.detail}")
+    detail = before + sentence(f"{name(body, outcome)}: {outcome.detail}")
     more = ("" if claim.theme == "set-up" else also(claim, source, others)) + after
     if outcome.holds:
         return verdict(claim, REPRODUCED, body.evidence, detail + more, outcome.cells, outcome.factor, body)
     if claim.blind and body.evidence == "simulated":
         told = (
-            f"{before}{sentence(f'needs {claim.needs}')} {sentence(f'{name(body)} it does not hold: {outcome.detail}')}"
+            f"{before}{sentence(f'needs {claim.needs}')} "
+            f"{sentence(f'{name(body, outcome)} it does not hold: {outcome.detail}')}"
         )
         told += f" {sentence(f'That decides nothing: the simulation leaves out {claim.blind}')}{after}"
         return verdict(claim, UNTESTABLE, "none", told, outcome.cells, 1.0, body)
@@ -199,23 +200,25 @@ def is_own(body: Body, source: Source) -> bool:
     return set(body.frame["hardware"]) == {source.hardware} and source.model in set(body.frame["model"])
 
 
-def name(body: Body) -> str:
-    """ "measured on H200 (vLLM 0.26.0)" for a body; a simulation's engines are named where they are compared."""
+def name(body: Body, outcome: Outcome) -> str:
+    """ "measured on H200 (vLLM 0.26.0)", the engines behind an outcome; a simulation's are named where they are
+    compared."""
     cards = listed([setups.card(c) for c in dict.fromkeys(body.frame["hardware"])])
     if body.evidence == "simulated":
         return f"simulated on {cards}"
-    releases = body.frame[["engine", "engine_version"]].drop_duplicates().itertuples(index=False)
+    behind = body.frame[body.frame["cell"].isin(outcome.cells)]
+    releases = behind[["engine", "engine_version"]].drop_duplicates().itertuples(index=False)
     return f"measured on {cards} ({listed([f'{engine_name(engine)} {version}' for engine, version in releases])})"
 
 
 def also(claim: Claim, source: Source, others: list[tuple[Body, Outcome]]) -> str:
     """What further bodies say, with the numbers where the study's own card, simulated, says otherwise."""
-    agree = [f"when {name(body)}" for body, outcome in others if outcome.holds]
+    agree = [f"when {name(body, outcome)}" for body, outcome in others if outcome.holds]
     told = f" {sentence('It also holds ' + listed(agree))}" if agree else ""
     for body, outcome in others:
         if not outcome.holds:
             numbers = f": {outcome.detail}" if is_own(body, source) else ""
-            told += f" {sentence(f'It does not hold when {name(body)}{numbers}')}"
+            told += f" {sentence(f'It does not hold when {name(body, outcome)}{numbers}')}"
             if claim.blind and body.evidence == "simulated":
                 told += f" {sentence(f'The simulation leaves out {claim.blind}')}"
     return told

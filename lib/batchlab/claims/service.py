@@ -167,8 +167,8 @@ def largest_under_limit(
 
 
 def mean_ttft_above(body: Body, *, sweeps: list[str], limit_ms: float) -> Outcome:
-    """Mean TTFT of every recorded point is above a limit."""
-    made = body.whole(sweeps)
+    """Mean TTFT of every recorded point of the studies' engines is above a limit."""
+    made = body.studied(body.whole(sweeps))
     good = made[valid(made)]
     ttft = good[TTFT].to_numpy(float)
     told = (

@@ -25,7 +25,7 @@ def card(name: str) -> str:
 
 def differences(source: Source, body: Body, sweeps: list[str] | None = None) -> list[str]:
     """What of a body's recorded cells is not as in a study: card, model, releases, engines that it lacks."""
-    there = body.versions(sweeps)
+    there = body.studied(body.versions(sweeps))
     found = []
     cards, models = sorted(set(there["hardware"])), sorted(set(there["model"]))
     if cards != [source.hardware]:
@@ -49,7 +49,7 @@ def differences(source: Source, body: Body, sweeps: list[str] | None = None) -> 
 def same_setup(body: Body, source: Source, *, sweeps: list[str] | None = None) -> Outcome:
     """Card, model and releases of the recorded cells are the study's."""
     differ = differences(source, body, sweeps)
-    rows = body.frame[recorded(body.frame)]
+    rows = body.studied(body.frame[recorded(body.frame)])
     rows = rows[rows["sweep"].isin(sweeps)] if sweeps else rows
     cells = tuple(dict.fromkeys(rows["cell"]))
     told = f"{len(cells)} cells of {body.scenario}, {body.evidence}"
@@ -72,8 +72,8 @@ def grid_covered(body: Body, *, datasets: list[str], max_batch_size: list[int], 
 
 
 def datasets_replayed(body: Body, *, lengths: list[list[int]], num_requests: int) -> Outcome:
-    """Valid cells with exactly these lengths, and how many requests each sent."""
-    frame = body.frame[valid(body.frame)]
+    """Valid cells of the article's sweeps with exactly these lengths, and how many requests each sent."""
+    frame = body.studied(body.frame[valid(body.frame) & body.frame["sweep"].isin((*AT_ONCE, "latency"))])
     counts, cells = [], ()
     for input_len, output_len in lengths:
         rows = frame[(frame["input_len"] == input_len) & (frame["output_len"] == output_len)]
@@ -94,7 +94,7 @@ def datasets_replayed(body: Body, *, lengths: list[list[int]], num_requests: int
 def rates_covered(body: Body, *, rates: list[float]) -> Outcome:
     """Valid cells at each of these request rates."""
     made = body.points((*AT_ONCE, "latency"))
-    good = made[valid(made)]
+    good = body.studied(made[valid(made)])
     rows = good[good["request_rate"].astype(float).isin(rates)]
     there = set(rows["request_rate"].astype(float))
     if not there:
@@ -105,8 +105,8 @@ def rates_covered(body: Body, *, rates: list[float]) -> Outcome:
 
 
 def budget_above_prompt(body: Body) -> Outcome:
-    """A cell whose token budget is below its prompts' length is refused, or completes nothing."""
-    frame = body.frame[recorded(body.frame)]
+    """A cell of vLLM whose token budget is below its prompts' length is refused, or completes nothing."""
+    frame = body.frame[recorded(body.frame) & (body.frame["engine"] == body.engine("vllm"))]
     below = frame[frame[TOKENS] < frame["input_len"].astype(float)]
     if below.empty:
         raise Missing(f"no recorded cell of scenario {body.scenario} has max_num_tokens below its input length")
