@@ -22,6 +22,7 @@ import numpy as np
 from batchlab.errors import UsageError
 from batchlab.models import Shape
 from batchlab.sim.hardware import Card, systems_folder
+from batchlab.sim.kernels import other_backend
 from batchlab.sim.memory import Quantization
 
 # The package's own answers have steps at the powers of two where its tables have points: both sides are read.
@@ -69,7 +70,15 @@ class TableTimes:
         self._shared_ops = [i for i, name in enumerate(names) if name not in NOT_SHARED]
         self._attention_op = [names.index("context_attention")]
         self._logits_op = [names.index("context_logits_gemm")]
-        generation = [name for name, *_ in self._engine.decode_step_per_op(1, 64, 2)]
+        self._decoder, self._layers = self._engine, model.layers
+        if (other := other_backend(model, card, backend, quantization, tp)) is not None:
+            self._decoder, _ = _compile(model, card, other.name, quantization, tp)
+            self.provenance["generation_attention"] = (
+                f"{other.name}'s time of the same kernel, and what {backend}'s call takes more with {other.kv_heads} "
+                "KV heads: its own table lacks the model's"
+            )
+        self._other = other
+        generation = [name for name, *_ in self._decoder.decode_step_per_op(1, 64, 2)]
         self._generation_op = [generation.index("generation_attention")]
         self._shared: dict[int, float] = {}
         self._logits: dict[int, float] = {}
@@ -191,10 +200,10 @@ class TableTimes:
     def _grid_row(self, batch: int, points: int) -> np.ndarray:
         row = self._rows.get(batch, np.empty(0))
         if len(row) < points:
-            more = [
-                self._engine.evaluate_generation_ops(self._generation_op, batch_size=batch, s=int(s))[0][1]
-                for s in CONTEXT_GRID[len(row) : points]
-            ]
+            read, op = self._decoder.evaluate_generation_ops, self._generation_op
+            more = np.array([read(op, batch_size=batch, s=int(s))[0][1] for s in CONTEXT_GRID[len(row) : points]])
+            if self._other:
+                more += self._layers * self._other.more_ms(batch, CONTEXT_GRID[len(row) : points])
             row = self._rows[batch] = np.concatenate([row, more])
         return row[:points]
 
