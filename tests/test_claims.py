@@ -525,7 +525,7 @@ def test_a_published_table_is_read_once() -> None:
     assert data.table("s1-table-1") is data.table("s1-table-1") and texts(data.table("s1-table-1"), "engine")
 
 
-# A second engine, other transports and other sweeps of the same body ---------------------------------------------------
+# A second engine, other transports and other sweeps of the same body --------------------------------------------------
 
 
 def crowded() -> tuple[Body, Body]:

@@ -86,7 +86,9 @@ def test_a_recommendation_is_confirmed_by_a_measured_cell_at_its_setting():
     assert made.output_throughput_tok_s == 990 and made.throughput_left == pytest.approx(990 / 1500)
     assert made.confirmed and made.cells == (kept["cell"],)
     assert (made.request_rate, made.request_rate_missed) == (4, 6)
-    assert "600 tok/s, 61% of its throughput with all requests at once" in made.why and "not at 6 req/s" in made.why
+    assert "(600 tok/s, mean TPOT 15.0 ms, mean TTFT 200 ms, 61% of its throughput with all" in made.why
+    assert "not at 6 req/s (700 tok/s, mean TPOT 17.0 ms, mean TTFT 1,200 ms)" in made.why
+    assert made.as_dict()["status"] == "confirmed" and made.as_dict()["confirmed"] is True
     json.dumps(made.as_dict(), allow_nan=False)
     assert made.as_dict()["scenario_line"] == "defaults: {max_batch_size: 15, max_num_tokens: 512}"
 
@@ -94,11 +96,46 @@ def test_a_recommendation_is_confirmed_by_a_measured_cell_at_its_setting():
 def test_without_a_confirming_cell_it_is_unconfirmed():
     (made,) = advice(*AT_ONCE, cell(32, 600, 15, rate=4.0, ttft=100))
     assert not made.confirmed and made.request_rate is None and "no cell at this setting" in made.why
-    (made,) = advice(*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=3000))
-    assert not made.confirmed and "does not keep mean TPOT ≤ 20 ms and mean TTFT ≤ 1000 ms" in made.why
     simulated = [row | {"evidence": "simulated"} for row in (*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=200))]
     (made,) = advice(*simulated)
     assert not made.confirmed and made.why.startswith("unconfirmed: only simulated") and made.request_rate == 4
+    (made,) = advice(*[row | {"evidence": "simulated"} for row in (*AT_ONCE, cell(15, 600, 25, rate=4.0))])
+    assert made.status == "unconfirmed" and "at 4 req/s a cell has 600 tok/s, mean TPOT 25.0 ms" in made.why
+
+
+def test_a_higher_rate_that_keeps_both_confirms_up_to_there():
+    rates = [cell(15, 50 * r, 10 + r, rate=r, ttft=20 * r) for r in (4.0, 6.0, 9.0)]
+    (made,) = advice(*AT_ONCE, *rates)
+    assert made.status == "confirmed" and made.request_rate == 9 and made.request_rate_missed is None
+    assert made.cells == (rates[-1]["cell"],) and "at 9 req/s (450 tok/s, mean TPOT 19.0 ms" in made.why
+    reading = str(told.advice_reading([made], LIMITS))
+    assert "1 of them confirmed by a measured cell (prefill-heavy at 15 / 512 up to 9 req/s" in reading
+
+
+def test_a_measured_cell_that_misses_the_limit_refutes_it():
+    kept = cell(15, 600, 15, rate=4.0, ttft=200)
+    slow = cell(15, 700, 21, rate=6.0, ttft=300)  # all at once TPOT was 18 ms
+    (made,) = advice(*AT_ONCE, kept, slow)
+    assert made.status == "refuted" and not made.confirmed and made.cells == (slow["cell"],)
+    assert (made.request_rate, made.request_rate_missed) == (4, 6)
+    assert "at 6 req/s a cell has 700 tok/s, mean TPOT 21.0 ms" in made.why
+    assert "highest rate up to which it is kept: keeps mean TPOT ≤ 20 ms and mean TTFT ≤ 1000 ms at 4 req/s" in made.why
+    table, reading = str(told.advice_table([made], LIMITS)), str(told.advice_reading([made], LIMITS))
+    assert "refuted" in table and "4 req/s" in table and "any load" not in table
+    assert "0 of them confirmed by a measured cell, 1 refuted by one" in reading and "21.0 ms" in reading
+    (none,) = advice(*AT_ONCE, cell(15, 600, 15, rate=4.0, ttft=3000))
+    assert none.status == "refuted" and none.request_rate is None and "mean TTFT 3,000 ms" in none.why
+    assert "none of the rates recorded at this setting keeps mean TPOT ≤ 20 ms and mean TTFT ≤ 1000 ms" in none.why
+    assert "no rate measured" in str(told.advice_table([none], LIMITS))
+    (late,) = advice(*AT_ONCE, kept, cell(15, 600, 15, rate=8.0, ttft=3000))  # queueing is no fault of the setting
+    assert late.status == "confirmed" and late.request_rate == 4
+    (either,) = advice(*AT_ONCE, kept, slow, limits=ServiceLimits(tpot_ms=None))
+    assert either.max_batch_size == 32 and either.status == "unconfirmed"
+
+
+def test_sweeps_that_test_something_else_recommend_nothing():
+    apart = [row | {"dataset": "short", "sweep": "held-out-rates"} for row in AT_ONCE]
+    assert advice(*apart) == [] and len(advice(*AT_ONCE, *apart)) == 1
 
 
 def test_a_rate_that_keeps_both_limits_with_more_throughput_is_recommended_up_to_there():

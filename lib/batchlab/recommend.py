@@ -2,16 +2,17 @@
 
 Two candidates, of which the one with the higher throughput is recommended:
 
-* the best setting under the limit on TPOT with all requests at once (service.py). It keeps that limit under any load.
-  It is confirmed by a measured cell at exactly that setting, at a finite rate, that keeps both limits; without such a
-  cell it is unconfirmed;
+* the best setting under the limit on TPOT with all requests at once (service.py). It should keep that limit under any
+  load. It is confirmed by a measured cell at exactly that setting, at a finite rate, that keeps both limits, up to the
+  highest such rate below the first that misses one; refuted where a measured one has a TPOT above its limit after all,
+  or where the lowest measured rate keeps not both; and unconfirmed without such a cell;
 * the setting of the finite-rate cell with the highest throughput that keeps both limits. It keeps them up to that rate:
   beyond it the batch may grow until TPOT is above its limit. It is confirmed where that cell was measured.
 """
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 
@@ -27,15 +28,18 @@ from batchlab.service import (
     usable,
 )
 
+Status = Literal["confirmed", "refuted", "unconfirmed"]
+
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
     """For one engine, machine and dataset. Null (None) is what no recorded cell tells.
 
-    max_batch_size, max_num_tokens: recommended. any_load: the limit on TPOT holds there whatever comes. tpot_ms,
-    output_throughput_tok_s: there, with all requests at once if any_load, else at request_rate. throughput_left: over
-    the best without limits. request_rate: highest recorded rate there that keeps both limits; request_rate_missed:
-    lowest above it that does not. cells: those that confirm it.
+    max_batch_size, max_num_tokens: recommended. any_load: chosen since the limit on TPOT holds there with all requests
+    at once. tpot_ms, output_throughput_tok_s: there, with all requests at once if any_load, else at request_rate.
+    throughput_left: over the best without limits. request_rate: highest recorded rate there up to which both limits
+    are kept; request_rate_missed: lowest above it that does not. status: by measured cells; why: in words and numbers.
+    cells: those at request_rate or, where it is refuted, at the rates that miss a limit.
     """
 
     engine: str
@@ -57,16 +61,21 @@ class Recommendation:
     gpus_for_unlimited: float | None
     request_rate: float | None
     request_rate_missed: float | None
-    confirmed: bool
+    status: Status
     why: str
     cells: tuple[str, ...]
+
+    @property
+    def confirmed(self) -> bool:
+        return self.status == "confirmed"
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON, with the line that a scenario file takes."""
         defaults = None
         if self.max_batch_size is not None:
             defaults = f"defaults: {{max_batch_size: {self.max_batch_size}, max_num_tokens: {self.max_num_tokens}}}"
-        return asdict(self) | {"cells": list(self.cells), "scenario_line": defaults}
+        more = {"confirmed": self.confirmed, "cells": list(self.cells), "scenario_line": defaults}
+        return asdict(self) | more
 
 
 def recommend(cells: pd.DataFrame, limits: ServiceLimits) -> list[Recommendation]:
@@ -99,21 +108,29 @@ def _recommendation(
     limits: ServiceLimits,
 ) -> Recommendation:
     rate = missed = setting = left = None
-    confirming: tuple[str, ...] = ()
+    status: Status = "unconfirmed"
+    behind: tuple[str, ...] = ()
     if chosen is None:
         near = f"; the lowest TPOT is {row['lowest_tpot_ms']:.3g} ms" if row else ""
         why = f"no recorded setting keeps {limits.told()}{near}"
     else:
         setting = tuple(int(chosen[c]) for c in SETTING)
         here = finite[(finite["max_batch_size"] == setting[0]) & (finite["max_num_tokens"] == setting[1])]
+        here = here.sort_values("request_rate", kind="stable")
         top = highest_kept(here, limits.kept) if len(here) else None
         if top is not None:
             rate, missed = float(top[0]["request_rate"]), top[1]
-            confirming = tuple(_cells_at(cells, key, setting, rate))
         elif len(here):
             missed = float(here["request_rate"].min())
+        against = here[~limits.tpot_kept(here)] if any_load else here.iloc[0:0]
+        if top is None and against.empty:
+            against = here.iloc[:1]
+        if key["evidence"] == "measured" and len(here):
+            status = "confirmed" if against.empty else "refuted"
+        behind_rates = [rate] if against.empty else [float(r) for r in against["request_rate"]]
+        behind = tuple(_cells_at(cells, key, setting, behind_rates)) if len(here) else ()
         at_once = float(chosen[THROUGHPUT]) if any_load else None
-        why = _why(None if top is None else top[0], missed, len(here) > 0, key["evidence"], limits, at_once)
+        why = _why(here, None if top is None else top[0], missed, against, key["evidence"], limits, at_once)
         left = float(chosen[THROUGHPUT]) / row["best_tok_s"] if row else None
     options = key.get("engine_options")
     return Recommendation(
@@ -129,31 +146,56 @@ def _recommendation(
         gpus_for_unlimited=1 / left if left else None,
         request_rate=rate,
         request_rate_missed=missed,
-        confirmed=rate is not None and key["evidence"] == "measured",
+        status=status,
         why=why,
-        cells=confirming,
+        cells=behind,
     )
 
 
 def _why(
+    here: pd.DataFrame,
     top: pd.Series | None,
     missed: float | None,
-    tried: bool,
+    against: pd.DataFrame,
     evidence: str,
     limits: ServiceLimits,
     at_once: float | None,
 ) -> str:
-    """at_once: the setting's throughput with all requests at once, where it is recommended for any load."""
-    if top is None and tried:
-        return f"unconfirmed: the lowest rate recorded at this setting, {missed:g} req/s, does not keep {limits.told()}"
-    if top is None:
+    """The status and what it rests on.
+
+    here: the points at this setting and a finite rate; top: the one of the highest rate up to which all are kept;
+    against: those that refute it. at_once: the setting's throughput with all requests at once, where it is recommended
+    for any load.
+    """
+    if here.empty:
         return "unconfirmed: no cell at this setting is recorded at a finite rate"
-    share = f", {top[THROUGHPUT] / at_once:.0%} of its throughput with all requests at once" if at_once else ""
-    beyond = f"; not at {missed:g} req/s" if missed is not None else "; no higher rate is recorded"
-    found = f"keeps {limits.told()} at {top['request_rate']:g} req/s ({top[THROUGHPUT]:,.0f} tok/s{share}){beyond}"
-    if not at_once:
-        found += "; a higher load lets the batch grow past the limit on TPOT"
-    return f"confirmed: a measured cell {found}" if evidence == "measured" else f"unconfirmed: only {evidence}: {found}"
+    status = "unconfirmed: only simulated" if evidence != "measured" else "confirmed" if against.empty else "refuted"
+    if top is None:
+        kept = f"none of the rates recorded at this setting keeps {limits.told()}"
+    else:
+        share = f", {top[THROUGHPUT] / at_once:.0%} of its throughput with all requests at once" if at_once else ""
+        kept = f"keeps {limits.told()} at {top['request_rate']:g} req/s ({_figures(top, limits)}{share})"
+    if len(against):
+        first = against.iloc[0]
+        found = f"at {first['request_rate']:g} req/s a cell has {_figures(first, limits)}; "
+        if top is None:
+            return f"{status}: {found}{kept}"
+        return f"{status}: {found}the highest rate up to which it is kept: {kept}"
+    over = here[here["request_rate"].astype(float) == missed] if missed is not None else here.iloc[0:0]
+    beyond = f"; not at {missed:g} req/s ({_figures(over.iloc[0], limits)})" if len(over) else ""
+    beyond = beyond or "; no higher rate is recorded"
+    cap = "" if at_once else "; a higher load lets the batch grow past the limit on TPOT"
+    return f"{status}: a {evidence} cell {kept}{beyond}{cap}"
+
+
+def _figures(row: pd.Series, limits: ServiceLimits) -> str:
+    """ "552 tok/s, mean TPOT 17.1 ms, mean TTFT 92 ms", of the limits that are given."""
+    parts = [f"{row[THROUGHPUT]:,.0f} tok/s"]
+    if limits.tpot_ms is not None:
+        parts.append(f"{limits.statistic} TPOT {row[limits.tpot]:.1f} ms")
+    if limits.ttft_ms is not None:
+        parts.append(f"{limits.statistic} TTFT {row[limits.ttft]:,.0f} ms")
+    return ", ".join(parts)
 
 
 def _row_of(rows: pd.DataFrame, key: dict[str, Any]) -> dict[str, Any]:
@@ -163,8 +205,8 @@ def _row_of(rows: pd.DataFrame, key: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _cells_at(cells: pd.DataFrame, key: dict[str, Any], setting: tuple[int, int], rate: float) -> list[str]:
-    at = valid(cells) & (cells["request_rate"].astype(float) == rate)
+def _cells_at(cells: pd.DataFrame, key: dict[str, Any], setting: tuple[int, int], rates: list[float]) -> list[str]:
+    at = valid(cells) & cells["request_rate"].astype(float).isin(rates)
     for name, value in zip(SETTING, setting, strict=True):
         at &= cells[name] == value
     for name, value in key.items():

@@ -29,6 +29,8 @@ THROUGHPUT = "output_throughput_tok_s"
 SETTING = ["max_batch_size", "max_num_tokens"]
 GROUP = tuple(c for c in POINT if c not in (*SETTING, "request_rate", "token_rule"))
 _SHAPE = ("model", "input_len", "output_len")
+# Sweeps of shapes and weights that nobody would serve: they test the simulator, and whether weights matter.
+APART = ("held-out", "held-out-rates", "weights-from-a-file")
 ALIKE = 0.02  # of the best throughput: what counts as equal to it
 
 
@@ -62,6 +64,12 @@ class ServiceLimits:
         given = (("TPOT", self.tpot_ms), ("TTFT", self.ttft_ms))
         return " and ".join(f"{self.statistic} {name} ≤ {value:g} ms" for name, value in given if value is not None)
 
+    def tpot_kept(self, rows: pd.DataFrame) -> pd.Series:
+        """Boolean per row: the limit on TPOT is kept, or there is none."""
+        if self.tpot_ms is None:
+            return pd.Series(True, index=rows.index)
+        return rows[self.tpot].astype(float) <= self.tpot_ms
+
     def kept(self, rows: pd.DataFrame) -> pd.Series:
         """Boolean per row: both limits are kept. A figure that is missing keeps no limit."""
         good = pd.Series(True, index=rows.index)
@@ -72,8 +80,8 @@ class ServiceLimits:
 
 
 def usable(cells: pd.DataFrame) -> pd.DataFrame:
-    """The valid points of these cells whose limits stood still."""
-    found = points(cells)
+    """The valid points of these cells whose limits stood still, without the sweeps that ask something else."""
+    found = points(cells[~cells["sweep"].isin(APART)] if "sweep" in cells else cells)
     good = found[valid(found)] if len(found) else found
     return good[good["token_rule"].isna()] if "token_rule" in good else good
 

@@ -164,9 +164,9 @@ def advice_table(made: Sequence[Recommendation], limits: ServiceLimits) -> Table
             "max_batch_size": r.max_batch_size,
             "max_num_tokens": r.max_num_tokens,
             "throughput": r.output_throughput_tok_s,
-            "holds": None if r.max_batch_size is None else "any load" if r.any_load else f"{r.request_rate:g} req/s",
-            "status": "confirmed" if r.confirmed else "unconfirmed",
-            "why": r.why.removeprefix("confirmed: ").removeprefix("unconfirmed: ").replace(limits.told(), both),
+            "holds": _holds(r),
+            "status": r.status,
+            "why": r.why.removeprefix(f"{r.status}: ").replace(limits.told(), both),
         }
         for r, options in zip(made, _differing([r.engine_options for r in made]), strict=True)
     ]
@@ -180,14 +180,33 @@ def advice_table(made: Sequence[Recommendation], limits: ServiceLimits) -> Table
     return table(frame, columns, empty=NOTHING)
 
 
+def _confirmed(r: Recommendation) -> str:
+    way = TRANSPORTS.get(r.transport or "", "")
+    where = f"{r.dataset} at {r.max_batch_size} / {r.max_num_tokens} up to {r.request_rate:g} req/s"
+    return f"{where}, {engine_name(r.engine)} {way}".strip()
+
+
+def _holds(r: Recommendation) -> str | None:
+    """Up to which load the limit on TPOT is kept."""
+    if r.max_batch_size is None:
+        return None
+    if r.any_load and r.status != "refuted":
+        return "any load"
+    return "no rate measured" if r.request_rate is None else f"{r.request_rate:g} req/s"
+
+
 def advice_reading(made: Sequence[Recommendation], limits: ServiceLimits) -> Reading:
-    """How many recommendations there are, how many of them confirmed."""
+    """How many recommendations there are, which of them measured cells confirm or refute, and up to which rate."""
     given = [r for r in made if r.max_batch_size is not None]
-    sure = sum(r.confirmed for r in given)
     if not made:
         return Reading((NOTHING,))
     many = f"{len(given)} recommendation{'s' * (len(given) != 1)}"
-    told = f"For {limits.told()}: {many}, {sure} of them confirmed by a measured cell."
+    sure, wrong = ([r for r in given if r.status == status] for status in ("confirmed", "refuted"))
+    told = f"For {limits.told()}: {many}, {len(sure)} of them confirmed by a measured cell"
+    told += f" ({', '.join(map(_confirmed, sure))})" if sure else ""
+    told += f", {len(wrong)} refuted by one." if wrong else "."
+    for r in wrong:
+        told += f" {r.dataset} at {r.max_batch_size} / {r.max_num_tokens}: {r.why.removeprefix('refuted: ')}."
     if none := len(made) - len(given):
         told += f" {none} time{'s' * (none != 1)} no recorded setting keeps the limits."
     return Reading((told,))
