@@ -29,6 +29,7 @@ COLOURS = {
     "tensorrt-llm-equal": "#E69F00",
     "tgi": "#009E73",
     "sglang": "#CC79A7",
+    "sglang-simulated": "#CC79A7",
 }
 SPARE_COLOURS = ("#7F7F7F", "#B8860B", "#4D4D4D")
 NAMES = {
@@ -40,6 +41,7 @@ NAMES = {
     "tensorrt-llm-equal": "TensorRT-LLM (equal steps)",
     "tgi": "TGI",
     "sglang": "SGLang",
+    "sglang-simulated": "SGLang",
 }
 TRANSPORTS = {"http": "HTTP", "inprocess": "in process"}
 EVIDENCE = ("measured", "simulated", "published")

@@ -1,0 +1,160 @@
+"""Notebook 13's words, figures and tables: measured engines over one transport, with one client."""
+
+import json
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from batchlab import rivals
+from batchlab.plots.crosses import crosses, varied
+from batchlab.plots.labels import metric_words, whole
+from batchlab.plots.saving import Shown, save
+from batchlab.plots.style import TRANSPORTS, engine_name
+from batchlab.report.readings import Reading
+from batchlab.report.tables import Table, table
+from batchlab.scenario import Scenario
+from batchlab.study import Study
+
+NOTHING = "No sweep of this scenario measures two engines over one transport{rate}, so there is nothing to compare."
+NAMES = {
+    "output_throughput_tok_s": "throughput",
+    "tpot_mean_ms": "tpot",
+    "running_batch_mean": "running-batch",
+    "ttft_mean_ms": "ttft",
+}
+METRICS = list(NAMES)
+# what max_num_tokens bounds, and what that does to requests that decode: the engines' own schedulers, see sim.policies
+DESIGN = {
+    "vllm": "vLLM puts pieces of prompts and a token of each decoding request into the same iteration; max_num_tokens "
+    "bounds their sum, and requests are admitted while memory lasts, preempted when it does not.",
+    "sglang": "SGLang prefills in iterations of their own, during which decoding pauses; max_num_tokens bounds the "
+    "prompt tokens of such an iteration, and a request is admitted only when memory for all of its output is left.",
+    "tensorrt-llm": "TensorRT-LLM puts prompts and a token of each decoding request into the same iteration; "
+    "max_num_tokens bounds their sum, and a request is admitted only when memory for all of its output is left.",
+    "tgi": "TGI reserves a request's memory in full before it is admitted; max_num_tokens bounds the prompt tokens of "
+    "an iteration.",
+}
+
+
+def _finite(at_once: bool) -> str:
+    return "" if at_once else " at a finite rate"
+
+
+def obstacle(scenario: Scenario, found: pd.DataFrame, *, at_once: bool) -> str | None:
+    """None where two engines are recorded, else why not, in one line."""
+    sweep, engines = rivals.sweep_of(scenario, at_once=at_once), rivals.recorded_engines(found)
+    if len(engines) > 1:
+        return None
+    if sweep is None:
+        return NOTHING.format(rate=_finite(at_once))
+    asked = " and ".join(engine_name(e) for e in scenario.engines_of(sweep))
+    there = f"only {engine_name(engines[0])}" if engines else "neither"
+    return f"Sweep `{sweep.name}` asks for {asked}; {there} is recorded so far, so there is nothing to compare."
+
+
+def figure(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = True) -> Shown | Reading:
+    """One metric along both limits, every engine in each panel; or the line that there is nothing to compare."""
+    if why := obstacle(study.scenario, found, at_once=at_once):
+        return Reading((why,))
+    note = repeated(study) if at_once else ""
+    axes = crosses(found, metric, defaults=study.scenario.defaults, log_y=metric.startswith("ttft"), note=note)
+    words, _ = metric_words(metric)
+    who = " and ".join(engine_name(e) for e in rivals.recorded_engines(found))
+    alt = f"{words[0].upper() + words[1:]} of {who} along both limits, a column a dataset. "
+    told = reading(study, found, metric, at_once=at_once)
+    return save(axes[0].figure, f"engines-{NAMES[metric]}", alt + " ".join(told.sentences), study)
+
+
+def repeated(study: Study) -> str:
+    """ "points repeated: vLLM, in process": on what the noise of single runs was seen, all requests sent at once."""
+    seen = {
+        f"{engine_name(p.engine)}, {TRANSPORTS.get(p.cell.transport, p.cell.transport)}": None
+        for p in study.planned
+        if p.repeat and p.cell.request_rate is None and p.cell.evidence == "measured"
+    }
+    return f"points repeated: {'; '.join(seen)}" if seen else ""
+
+
+def reading(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = True) -> Reading:
+    """For each dataset the ratio to the first engine at both ends of each limit, and where it is furthest from 1."""
+    if why := obstacle(study.scenario, found, at_once=at_once):
+        return Reading((why,))
+    words, _ = metric_words(metric)
+    lines = varied(rivals.measured(found), study.scenario.defaults)
+    parts = [rivals.ratios(found, axis, metric, study.scenario.defaults) for axis in lines]
+    every = pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=rivals.RATIOS)
+    told = []
+    for (engine, dataset), rows in every.groupby(["engine", "dataset"], sort=False):
+        ends = "; ".join(_ends(axis, some) for axis, some in rows.groupby("axis", sort=False))
+        known = rows["apart"].dropna()
+        sure = f" {int(known.sum())} of {len(known)} points differ by more than their intervals." if len(known) else ""
+        told.append(
+            f"{dataset}: {engine_name(engine)}'s {words} over {engine_name(rows['base'].iloc[0])}'s is {ends}.{sure}"
+        )
+    return Reading(tuple(told) or ("No point is valid for both engines.",))
+
+
+def _ends(axis: str, rows: pd.DataFrame) -> str:
+    """ "0.98 (0.95 to 1.01) at max_batch_size 4 and 1.10 (…) at 512, furthest from 1 at 128 with 1.20 (…)"."""
+    first, last = rows.iloc[0], rows.iloc[-1]
+    told = f"{_ratio(first)} at {axis} {whole(first['at'])}"
+    if len(rows) > 1:
+        told += f" and {_ratio(last)} at {whole(last['at'])}"
+    far = rows.loc[(rows["ratio"].map(math.log).abs()).idxmax()]
+    if far["at"] not in (first["at"], last["at"]):
+        told += f", furthest from 1 at {whole(far['at'])} with {_ratio(far)}"
+    return told
+
+
+def _ratio(row: pd.Series) -> str:
+    if pd.isna(row["ratio_lo"]):
+        return f"{row['ratio']:.2f}"
+    return f"{row['ratio']:.2f} ({row['ratio_lo']:.2f} to {row['ratio_hi']:.2f})"
+
+
+def design(found: pd.DataFrame) -> Reading:
+    """What differs by the engines' design, and with which options each was started."""
+    engines = rivals.recorded_engines(found)
+    if len(engines) < 2:
+        return Reading((NOTHING.format(rate=""),))
+    real = rivals.measured(found)
+    told = [DESIGN[e] for e in engines if e in DESIGN]
+    for engine in engines:
+        row = real[real["engine"] == engine].iloc[0]
+        told.append(f"{engine_name(engine)} {row['engine_version']}: {', '.join(_options(row['engine_options']))}.")
+    return Reading((" ".join(told),))
+
+
+def _options(spelled: str) -> Iterable[str]:
+    options = json.loads(spelled)
+    flat = {k: v for k, v in options.items() if k != "args"} | options.get("args", {})
+    return [f"{k} {v}" for k, v in flat.items()] or ["its defaults"]
+
+
+def numbers(study: Study, *found: pd.DataFrame) -> Table:
+    """A row a point and further engine that is valid for both: the ratios of every figure."""
+    by = ["dataset", "engine", "base", "axis", "at", "other"]
+    rows: list[pd.DataFrame] = []
+    for points, metrics in zip(found, (METRICS[:3], METRICS[3:]), strict=False):
+        for axis in varied(rivals.measured(points), study.scenario.defaults):
+            parts = [
+                rivals.ratios(points, axis, m, study.scenario.defaults).assign(**{m: lambda r: r.apply(_ratio, axis=1)})
+                for m in metrics
+            ]
+            parts = [part.set_index(by)[metrics[n]] for n, part in enumerate(parts) if len(part)]
+            rows += [pd.concat(parts, axis=1).reset_index()] if parts else []
+    if not rows:
+        return table(pd.DataFrame(columns=by), by, empty=NOTHING.format(rate=""))
+    shown = rows[0]
+    for more in rows[1:]:
+        shown = pd.concat([shown, more], ignore_index=True)
+    shown = shown.groupby(by, sort=False, as_index=False).first()
+    batch = shown["axis"] == "max_batch_size"
+    shown["max_batch_size"] = shown["at"].where(batch, shown["other"])
+    shown["max_num_tokens"] = shown["other"].where(batch, shown["at"])
+    shown["over"] = [f"{engine_name(r.engine)} / {engine_name(r.base)}" for r in shown.itertuples()]
+    columns = {"dataset": "dataset", "over": "ratio of", "max_batch_size": "max_batch_size"}
+    columns |= {"max_num_tokens": "max_num_tokens"} | {m: metric_words(m)[0] for m in METRICS if m in shown}
+    shown = shown.drop(columns="engine").drop_duplicates(list(columns)[:4])
+    return table(shown, columns)
