@@ -170,28 +170,27 @@ def _smallest_of_best(rows: pd.DataFrame) -> pd.Series | None:
 def _with_cost(rows: pd.DataFrame) -> pd.DataFrame:
     """With `throughput_left`, `gpus_for_unlimited` (GPUs that do what one does without limits) and `gpus_relative`:
     GPUs for equal throughput, over the engine that needs fewest on the same machine, model and dataset, by the same
-    evidence; null where that has one engine only."""
+    evidence and transport; null where that has one engine only."""
     if rows.empty:
         return rows
     value = rows[THROUGHPUT].astype(float)
     rows["throughput_left"] = value / rows["best_tok_s"].astype(float)
     rows["gpus_for_unlimited"] = 1 / rows["throughput_left"]
-    alike = rows.assign(value=value).groupby(["hardware", "model", "dataset", "evidence"], dropna=False)
+    alike = rows.assign(value=value).groupby(["hardware", "model", "dataset", "evidence", "transport"], dropna=False)
     several = alike["engine"].transform("nunique") > 1
     rows["gpus_relative"] = (alike["value"].transform("max") / value).where(several)
     return rows
 
 
 def at_once(found: pd.DataFrame) -> pd.DataFrame:
-    """The points with all requests at once, of datasets with three settings at least: fewer show no trade-off.
+    """The points with all requests at once, of datasets with three max_batch_size at least: fewer show no trade-off.
 
     Where a dataset has several engine options, those of its first points.
     """
     rows = found[np.isinf(found["request_rate"].astype(float))]
     first = rows.groupby(["dataset", "engine", "evidence", "transport"], dropna=False)["engine_options"]
     rows = rows[rows["engine_options"].isna() | (rows["engine_options"] == first.transform("first"))]
-    settings = rows.drop_duplicates(["dataset", *SETTING]).groupby("dataset").size()
-    return rows[rows["dataset"].map(settings) >= 3]
+    return rows[rows["dataset"].map(rows.groupby("dataset")["max_batch_size"].nunique()) >= 3]
 
 
 def rate_lines(found: pd.DataFrame) -> pd.DataFrame:

@@ -25,13 +25,14 @@ THROUGHPUT = "output_throughput_tok_s"
 
 
 @styled
-def tradeoff(points: pd.DataFrame, metric: str, limit_ms: float, best: pd.DataFrame) -> list[Axes]:
+def tradeoff(points: pd.DataFrame, metric: str, limit_ms: float, best: pd.DataFrame, more: str = "") -> list[Axes]:
     """Throughput against `metric` (a TPOT), a panel a dataset, a dot a setting, and the limit as a line.
 
     `points`: valid points with all requests at once. `best`: what `service.under_tpot` returns; the settings that it
-    names are ringed and, of a single series, written out as max_batch_size / max_num_tokens.
+    names are ringed and, of a single series, written out as max_batch_size / max_num_tokens. `more` goes into the
+    caption. Throughput has a log axis where a panel holds several cards.
     """
-    require(points, metric, THROUGHPUT, "dataset")
+    require(points, metric, THROUGHPUT, "dataset", "hardware")
     names = datasets(points) or [""]
     axes = panels(len(names))
     for ax, name in zip(axes, names, strict=True):
@@ -39,6 +40,7 @@ def tradeoff(points: pd.DataFrame, metric: str, limit_ms: float, best: pd.DataFr
         _tradeoff_panel(ax, rows, metric, limit_ms, best[best["dataset"] == name] if len(best) else best)
     note = "ring: best setting under the limit" if len(best) else ""
     note += " (max_batch_size / max_num_tokens)" if len(best) and len(list(series(points))) == 1 else ""
+    note = "; ".join(filter(None, [note, more]))
     attach(axes[0].figure, points.drop(columns="n", errors="ignore"), note)  # without n: no intervals are drawn
     legend(axes[0].figure, points)
     return axes
@@ -66,8 +68,12 @@ def _tradeoff_panel(ax: Axes, rows: pd.DataFrame, metric: str, limit_ms: float, 
     ax.xaxis.set_major_locator(LogLocator(base=10, subs=(1, 2, 5)))
     ax.xaxis.set_major_formatter(lambda v, _: f"{v:g}")
     ax.xaxis.set_minor_formatter(lambda v, _: "")
-    ax.set_ylim(0, 1.12 * rows[THROUGHPUT].max())
-    ax.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
+    if rows["hardware"].nunique() > 1:  # cards whose throughput may be far apart
+        plain_log_y(ax)
+        ax.set_ylim(*log_limits(float(rows[THROUGHPUT].min()), float(rows[THROUGHPUT].max())))
+    else:
+        ax.set_ylim(0, 1.12 * rows[THROUGHPUT].max())
+        ax.yaxis.set_major_formatter(lambda v, _: f"{v:,.0f}")
     ax.axvline(limit_ms, color=MUTED, linestyle=":", linewidth=1.2)
     ax.text(limit_ms, 0.02, f" {limit_ms:g} ms", transform=ax.get_xaxis_transform(), color=MUTED, fontsize=8.5)
     for row in best.to_dict("records"):
@@ -98,10 +104,11 @@ def _same(rows: pd.DataFrame, row: dict) -> pd.DataFrame:
 
 
 @styled
-def rates(points: pd.DataFrame, metric: str, limit_ms: float) -> list[Axes]:
+def rates(points: pd.DataFrame, metric: str, limit_ms: float, more: str = "") -> list[Axes]:
     """`metric` (a TTFT) against the request rate, a panel a dataset, with the limit as a line.
 
     `points`: valid points at finite rates, of one setting for each series and dataset (see `service.rate_lines`).
+    `more` goes into the caption.
     """
     require(points, metric, "request_rate", "dataset")
     names = datasets(points) or [""]
@@ -129,6 +136,6 @@ def rates(points: pd.DataFrame, metric: str, limit_ms: float) -> list[Axes]:
         panel_title(ax, dataset_title(rows.iloc[0]), " · ".join(filter(None, fixed)))
         ax.set_xlabel("request rate (req/s)")
         ax.set_ylabel(axis_label(metric))
-    attach(axes[0].figure, points)
+    attach(axes[0].figure, points, more)
     legend(axes[0].figure, points)
     return axes

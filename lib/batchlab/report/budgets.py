@@ -2,20 +2,19 @@
 
 import pandas as pd
 
-from batchlab import plots, study
+from batchlab import plots
 from batchlab.audit import load
-from batchlab.claims.setups import card
-from batchlab.errors import UsageError
 from batchlab.paths import PUBLISHED
 from batchlab.plots.budgets import REQUESTS, token_budget
 from batchlab.plots.labels import number, whole
 from batchlab.plots.saving import Shown, save
 from batchlab.plots.select import recorded, valid
 from batchlab.plots.style import engine_name
+from batchlab.report.elsewhere import cards
+from batchlab.report.elsewhere import cells as recorded_elsewhere
 from batchlab.report.readings import Reading
 from batchlab.report.setup import cells_of
 from batchlab.report.tables import Table, table
-from batchlab.scenario import names
 from batchlab.study import Study
 
 FIXED, MOVING = "token-budget", "token-budget-dynamic"
@@ -27,21 +26,8 @@ def cells(opened: Study) -> pd.DataFrame:
 
 
 def elsewhere(opened: Study, own: pd.DataFrame) -> pd.DataFrame:
-    """What other scenarios have recorded of the same sweep and datasets.
-
-    Simulated cells are made, nothing is measured.
-    """
-    found = []
-    for name in names() if len(own) else ():
-        try:
-            other = study.open_study(name) if name != opened.scenario.name else None
-        except UsageError:  # a scenario that is being written is no reason to fail here
-            continue
-        if other and other.has(FIXED):
-            frame = other.frame(FIXED)
-            frame = other.ensure(FIXED) if (frame["evidence"] == "simulated").all() else frame
-            found.append(frame[frame["dataset"].isin(own["dataset"]) & recorded(frame)])
-    return pd.concat(found, ignore_index=True) if found else own.iloc[0:0]
+    """What other scenarios have recorded of the same sweep and datasets (see elsewhere.cells)."""
+    return recorded_elsewhere(opened, own, FIXED)
 
 
 def published(own: pd.DataFrame) -> pd.DataFrame:
@@ -70,10 +56,7 @@ def figure(fixed: pd.DataFrame, moving: pd.DataFrame, opened: Study) -> Shown | 
 
 def caution(fixed: pd.DataFrame) -> str:
     """That the cards behind a figure are not the same one."""
-    cards = [card(c) for c in dict.fromkeys(fixed.loc[recorded(fixed), "hardware"])]
-    if len(cards) < 2:
-        return ""
-    return f"{' and '.join(cards)} are different cards: where KV memory was made the same, speed was not"
+    return cards(fixed, "where KV memory was made the same, speed was not")
 
 
 def reading(fixed: pd.DataFrame, moving: pd.DataFrame) -> Reading:

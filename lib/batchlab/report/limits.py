@@ -9,12 +9,14 @@ import pandas as pd
 from batchlab.plots.labels import number, whole
 from batchlab.plots.saving import Shown, save
 from batchlab.plots.select import SERIES
-from batchlab.plots.service import rates
+from batchlab.plots.service import rates, tradeoff
 from batchlab.plots.style import TRANSPORTS, engine_name
 from batchlab.recommend import Recommendation
+from batchlab.report.elsewhere import cards
+from batchlab.report.elsewhere import cells as recorded_elsewhere
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
-from batchlab.service import SETTING, THROUGHPUT, ServiceLimits, rate_lines
+from batchlab.service import SETTING, THROUGHPUT, ServiceLimits, at_once, published, rate_lines, usable
 from batchlab.study import Study
 
 NAME = {"dataset": "dataset", "options": "options"}
@@ -65,6 +67,17 @@ def _parsed(text: Any) -> dict[str, Any]:
     return json.loads(text) if isinstance(text, str) else {}
 
 
+ASKS = ("tpot-limit", "ttft-limit")  # the sweeps that hold S1's own tables' settings
+
+
+def points(opened: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    """The usable points of these cells, with what other scenarios have recorded of S1's tables and what S1 printed."""
+    own = usable(cells)
+    asked = cells[cells["sweep"].isin(ASKS)] if len(cells) else cells
+    others = usable(recorded_elsewhere(opened, asked, *ASKS))
+    return pd.concat([f for f in (own, others, published(own)) if len(f)] or [own], ignore_index=True)
+
+
 def tpot_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     """`service.under_tpot` as a table."""
     setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
@@ -80,6 +93,7 @@ def ttft_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     return _shown(best, columns, "No valid cell at a finite rate keeps the limit.")
 
 
+APART = "their shapes compare, their values do not"
 NOTHING = "No cell of this scenario tells that."
 FEW = 4  # so many are told one by one; more in sum
 
@@ -140,12 +154,22 @@ def _ttft_sentence(row: dict[str, Any]) -> str:
     )
 
 
+def tpot_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits, study: Study) -> Shown | Reading:
+    """Throughput against TPOT, all requests at once; a line where no dataset has enough settings."""
+    shown = at_once(points)
+    if shown.empty:
+        return Reading(("No dataset has three max_batch_size with all requests at once, so there is no figure.",))
+    axes = tradeoff(shown, limits.tpot, limits.tpot_ms, best, cards(shown, APART))
+    what = "Output throughput against time per output token at every setting, a panel a dataset, the limit as a line."
+    return save(axes[0].figure, "limit-tpot", f"{what} {tpot_reading(best, limits)}", study)
+
+
 def ttft_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits, study: Study) -> Shown | Reading:
     """TTFT against the request rate where two rates of one setting are recorded; otherwise a line that says so."""
     lines = rate_lines(points)
     if lines.empty:
         return Reading(("No setting is recorded at two request rates, so there is no figure against the rate.",))
-    axes = rates(lines, limits.ttft, limits.ttft_ms)
+    axes = rates(lines, limits.ttft, limits.ttft_ms, cards(lines, APART))
     what = "Time to first token against the request rate, a panel a dataset, with the limit as a line."
     return save(axes[0].figure, "limit-ttft", f"{what} {ttft_reading(best, limits)}", study)
 
@@ -203,7 +227,7 @@ def advice_reading(made: Sequence[Recommendation], limits: ServiceLimits) -> Rea
     many = f"{len(given)} recommendation{'s' * (len(given) != 1)}"
     sure, wrong = ([r for r in given if r.status == status] for status in ("confirmed", "refuted"))
     told = f"For {limits.told()}: {many}, {len(sure)} of them confirmed by a measured cell"
-    told += f" ({', '.join(map(_confirmed, sure))})" if sure else ""
+    told += f" ({'; '.join(map(_confirmed, sure))})" if sure else ""
     told += f", {len(wrong)} refuted by one." if wrong else "."
     for r in wrong:
         told += f" {r.dataset} at {r.max_batch_size} / {r.max_num_tokens}: {r.why.removeprefix('refuted: ')}."
