@@ -97,6 +97,13 @@ def test_a_client_that_read_too_late_to_time_the_tokens():
     assert reasons(good(), client=engine_merges) == []
 
 
+def test_a_front_end_behind_its_engine_is_no_fault_of_a_client_that_reads_at_once():
+    behind = good() | {"last_s": 2.3}
+    slow = {"cpu_share_max": 0.2, "receive_lag_p99_ms": 40.0}
+    assert any("the client's mean TPOT" in r for r in reasons(behind, client=slow))
+    assert reasons(behind, client=slow | {"receive_lag_p99_ms": 0.6}) == []
+
+
 def test_achieved_rate_below_the_asked_one():  # vllm 21104, guidellm 93
     cell = dataclasses.replace(CELL, request_rate=4.0)
     rows = [

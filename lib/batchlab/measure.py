@@ -236,8 +236,8 @@ def _cell(
 
 
 def _behind(requests: pd.DataFrame, traced: Traced) -> dict[str, float]:
-    """How long after the engine's last iteration the last token came to the client, where only its log tells."""
-    if traced.source not in ("log", "metrics") or not traced.iterations:
+    """How long after the engine's last iteration the last token came to the client: what its front end is behind."""
+    if not traced.iterations:
         return {}
     last_s = requests["last_s"].max() - max(row["output_s"] for row in traced.iterations)
     return {"last_token_behind_ms": round(1000 * last_s, 1)} if last_s == last_s else {}
