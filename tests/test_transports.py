@@ -43,7 +43,7 @@ def test_a_single_transport_or_an_invalid_half_makes_no_pair():
 
 def test_the_figure_shows_the_differences():
     points = plots.points(both())
-    left, right = serving_cost(transports.pairs(points), points, "max_batch_size", defaults=synthetic.DEFAULTS)
+    left, right = serving_cost(transports.pairs(points), points, defaults=synthetic.DEFAULTS)[:2]
     drawn = {line.get_xydata()[-1][1] for line in left.lines if len(line.get_xdata()) == len(synthetic.BATCHES)}
     assert max(drawn) == pytest.approx(0.1) and "decode-heavy" in " ".join(t.get_text() for t in left.texts)
     assert right.get_ylabel() == "TPOT added over HTTP (ms)"
@@ -51,8 +51,39 @@ def test_the_figure_shows_the_differences():
 
 
 def test_the_reading_names_the_largest_loss():
-    told = str(serving.reading(transports.pairs(plots.points(both()))))
+    points = plots.points(both())
+    told = str(serving.reading(transports.pairs(points), points))
     assert "decode-heavy: over HTTP 10.0% of the throughput is lost at most, at max_batch_size 32" in told
     nothing = transports.pairs(plots.points(both().iloc[0:0]))
-    assert str(serving.reading(nothing)) == serving.NOTHING == str(serving.figure(nothing, None, None))
+    none = plots.points(both().iloc[0:0])
+    assert str(serving.reading(nothing, none)) == serving.NOTHING == str(serving.figure(nothing, none, None))
     assert serving.NOTHING in str(serving.numbers(nothing))
+
+
+def test_an_engine_over_one_transport_only_is_no_part_of_the_cost():
+    other = synthetic.cells("throughput", "sglang").assign(engine_options="{}", token_rule=None)
+    points = plots.points(pd.concat([both(), other], ignore_index=True))
+    pairs = transports.pairs(points)
+    assert set(pairs["engine"]) == {"vllm"}
+    assert set(transports.halves(points, pairs)["engine"]) == {"vllm"}
+    caption = serving_cost(pairs, points, defaults=synthetic.DEFAULTS)[0].figure.get_label()
+    assert "SGLang" not in caption and "not recorded" not in caption
+
+
+def test_points_without_a_valid_half_are_counted():
+    cells = both()
+    bad = synthetic.make_invalid(cells, (cells["transport"] == "http") & (cells["max_batch_size"] == 8))
+    points = plots.points(bad)
+    pairs = transports.pairs(points)
+    assert transports.unpaired(points, pairs) == 2
+    whole = plots.points(cells)
+    assert transports.unpaired(whole, transports.pairs(whole)) == 0
+    assert "2 planned points are left out" in str(serving.reading(pairs, points))
+
+
+def test_at_a_finite_rate_the_reading_tells_what_ttft_gains():
+    http = synthetic.cells("latency").assign(engine_options="{}", token_rule=None)
+    inside = http.assign(transport="inprocess", cell=http["cell"] + "-in", ttft_mean_ms=http["ttft_mean_ms"] - 3)
+    points = plots.points(pd.concat([http, inside], ignore_index=True))
+    told = str(serving.reading(transports.pairs(points), points))
+    assert "4 req/s: mean TTFT over HTTP differs by +3.0 to +3.0 ms" in told

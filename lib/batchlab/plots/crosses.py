@@ -41,6 +41,8 @@ def crosses(
         else:
             # TTFT spans orders of magnitude along the batch limit only, where requests queue
             against(rows, axis, metric, ax, log_y=log_y and axis == "max_batch_size")
+        for text in ax.texts:
+            text.set_in_layout(False)  # a long second line of a title, or a label, would squeeze the panels
     shown = pd.concat(lines.values()) if lines else points
     # the point in which the limits' lines meet is in both
     shown = shown.drop_duplicates(["engine", "transport", "dataset", *OTHER_AXIS])

@@ -88,10 +88,15 @@ def reading(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = T
     for (engine, dataset), rows in every.groupby(["engine", "dataset"], sort=False):
         ends = "; ".join(_ends(axis, some) for axis, some in rows.groupby("axis", sort=False))
         known = rows["apart"].dropna()
-        sure = f" {int(known.sum())} of {len(known)} points differ by more than their intervals." if len(known) else ""
-        told.append(
-            f"{dataset}: {engine_name(engine)}'s {words} over {engine_name(rows['base'].iloc[0])}'s is {ends}.{sure}"
+        planned = sum(line.loc[line["dataset"] == dataset, axis].nunique() for axis, line in lines.items())
+        gone = (
+            f" {planned - len(rows)} of {planned} points are left out: not valid for both."
+            if planned > len(rows)
+            else ""
         )
+        sure = f" {int(known.sum())} of {len(known)} points differ by more than their intervals." if len(known) else ""
+        over = f"{engine_name(engine)}'s {words} over {engine_name(rows['base'].iloc[0])}'s"
+        told.append(f"{dataset}: {over} is {ends}.{sure}{gone}")
     return Reading(tuple(told) or ("No point is valid for both engines.",))
 
 

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from batchlab import transports
 from batchlab.plots.labels import number, whole
 from batchlab.plots.saving import Shown, save
 from batchlab.plots.transports import serving_cost
@@ -23,13 +24,13 @@ def figure(pairs: pd.DataFrame, points: pd.DataFrame, study: Study) -> Shown | R
     shown = at_once(pairs)
     if shown.empty:
         return Reading((NOTHING,))
-    axes = serving_cost(shown, points, AXIS, defaults=study.scenario.defaults)
+    axes = serving_cost(shown, points, defaults=study.scenario.defaults)
     what = "Throughput lost and time per output token added over HTTP against the same cells in process."
-    return save(axes[0].figure, "serving-cost", f"{what} {reading(pairs)}", study)
+    return save(axes[0].figure, "serving-cost", f"{what} {' '.join(reading(pairs, points).sentences)}", study)
 
 
-def reading(pairs: pd.DataFrame) -> Reading:
-    """The largest cost a dataset, and how many pairs are apart by more than their intervals."""
+def reading(pairs: pd.DataFrame, points: pd.DataFrame) -> Reading:
+    """The largest cost a dataset, how many pairs are apart by more than their intervals, and TTFT at finite rates."""
     told = []
     for dataset, rows in at_once(pairs).groupby("dataset", sort=False):
         worst = rows.loc[rows["throughput_lost"].idxmax()]
@@ -41,6 +42,16 @@ def reading(pairs: pd.DataFrame) -> Reading:
             f"{whole(worst[AXIS])} and max_num_tokens {whole(worst['max_num_tokens'])} ({http} instead of {inside} "
             f"tok/s), where TPOT changes by {worst['tpot_added_ms']:+.2f} ms{sure}."
         )
+    finite = pairs[pairs["request_rate"].astype(float) != float("inf")]
+    for (dataset, rate), rows in finite.groupby(["dataset", "request_rate"], sort=False):
+        least, most = (rows.loc[getattr(rows["ttft_added_ms"], which)()] for which in ("idxmin", "idxmax"))
+        told.append(
+            f"{dataset}, {rate:g} req/s: mean TTFT over HTTP differs by {least['ttft_added_ms']:+.1f} to "
+            f"{most['ttft_added_ms']:+.1f} ms (median {rows['ttft_added_ms'].median():+.1f} ms of "
+            f"{number(rows['ttft_mean_ms_inprocess'].median())} ms) over {len(rows)} points."
+        )
+    if told and (gone := transports.unpaired(points, pairs)):
+        told.append(f"{gone} planned point{'s are' if gone > 1 else ' is'} left out: not valid over both transports.")
     return Reading(tuple(told) or (NOTHING,))
 
 
