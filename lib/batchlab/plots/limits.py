@@ -182,7 +182,7 @@ def rate_text(rows: pd.DataFrame) -> str:
 def missing_text(rows: pd.DataFrame, axis: str) -> str:
     """ "not recorded: 64, 128", the axis values where some series has no record."""
     gone = sorted(rows.loc[~recorded(rows), axis].dropna().unique())
-    if len(gone) > 4:
+    if len(gone) > 3:
         return f"{len(gone)} values not recorded"
     return f"not recorded: {', '.join(whole(v) for v in gone)}" if gone else ""
 

@@ -29,8 +29,13 @@ def serving_cost(pairs: pd.DataFrame, points: pd.DataFrame, *, defaults: object 
     Along a limit the other one is at its default.
     """
     require(pairs, "max_batch_size", "max_num_tokens", "dataset", *(name for name, _, _ in PANELS))
-    lines = {axis: along(pairs, axis, defaults) for axis in OTHER_AXIS}
-    lines = {axis: line for axis, line in lines.items() if axis == "max_batch_size" or line[axis].nunique() > 1}
+    lines = {}
+    for axis in OTHER_AXIS:
+        line = along(pairs, axis, defaults)
+        # a dataset of which one value is there makes no line, and may be anywhere in the plane
+        enough = line.groupby(["dataset", "engine"])[axis].transform("nunique") > 1
+        if enough.any() or axis == "max_batch_size":
+            lines[axis] = line[enough] if enough.any() else line
     axes = panels(2 * len(lines), height_in=3.6)
     for place, (axis, line) in enumerate(lines.items()):
         for ax, panel in zip(axes[2 * place :], PANELS, strict=False):

@@ -37,10 +37,14 @@ def reading(pairs: pd.DataFrame, points: pd.DataFrame) -> Reading:
         known = rows["apart"].dropna()
         sure = f"; {int(known.sum())} of {len(known)} pairs differ by more than their intervals" if len(known) else ""
         http, inside = (number(worst[f"output_throughput_tok_s_{way}"]) for way in ("http", "inprocess"))
+        where = f"at {AXIS} {whole(worst[AXIS])} and max_num_tokens {whole(worst['max_num_tokens'])}"
+        lost = worst["throughput_lost"]
+        most = f"{lost:.1%} of the throughput is lost at most"
+        if lost <= 0:
+            most = f"no throughput is lost, {-lost:.1%} is gained at least"
         told.append(
-            f"{dataset}: over HTTP {worst['throughput_lost']:.1%} of the throughput is lost at most, at {AXIS} "
-            f"{whole(worst[AXIS])} and max_num_tokens {whole(worst['max_num_tokens'])} ({http} instead of {inside} "
-            f"tok/s), where TPOT changes by {worst['tpot_added_ms']:+.2f} ms{sure}."
+            f"{dataset}: over HTTP {most}, {where} ({http} instead of {inside} tok/s), where TPOT changes by "
+            f"{worst['tpot_added_ms']:+.2f} ms{sure}."
         )
     finite = pairs[pairs["request_rate"].astype(float) != float("inf")]
     for (dataset, rate), rows in finite.groupby(["dataset", "request_rate"], sort=False):
