@@ -12,12 +12,12 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from batchlab import estimate, measure, metrics, paths, plan, scenario, simulated
+from batchlab import estimate, measure, metrics, paths, plan, scenario, simulated, summaries
 from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import EngineError, UsageError
 from batchlab.progress import Progress
 from batchlab.scenario import Scenario
-from batchlab.store import DamagedCell, Store
+from batchlab.store import Store
 
 
 def _say(line: str) -> None:
@@ -142,49 +142,11 @@ class Study:
     def _summaries(
         self, cells: Iterable[Cell], tell: Callable[[str], None] = lambda line: None
     ) -> dict[str, dict[str, Any]]:
-        """What each cell's record comes to, by id. Each record is read once; one that is damaged is told of."""
-        return {cell.id: self._summary(cell, tell) for cell in cells}
+        """What each cell's record comes to, by id; one that is damaged is told of."""
+        return {cell.id: summaries.summary(self._store(cell), cell, tell) for cell in cells}
 
     def _store(self, cell: Cell) -> Store:
         return simulated.store(cell.hardware) if cell.transport == SIMULATED else self.store
-
-    def _summary(self, cell: Cell, tell: Callable[[str], None]) -> dict[str, Any]:
-        try:
-            if cell.transport == SIMULATED:  # its digest vouches for the summary that it was stored with
-                meta = self._store(cell).meta(cell.id)
-                summary = meta["summary"]
-            else:
-                recorded = self.store.load(cell.id)
-                meta = recorded.meta
-                summary = metrics.summary(
-                    recorded.requests.to_pandas(),
-                    recorded.iterations.to_pandas(),
-                    max_batch_size=cell.max_batch_size,
-                    gpu_memory_peak_gib=(meta["gpu"] or {}).get("memory_peak_gib"),
-                    energy_j=(meta["gpu"] or {}).get("energy_j"),
-                    invalid_reasons=meta["invalid_reasons"],
-                )
-        except (KeyError, DamagedCell) as error:
-            if isinstance(error, DamagedCell):
-                tell(f"{error}; it counts as not measured")
-            return {
-                "recorded": False,
-                "machine": None,
-                "commit": None,
-                "measured_at": None,
-                **dict.fromkeys((*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS)),
-                "valid": False,
-                "invalid_reasons": ["not measured"],
-            }
-        source = meta["provenance"]
-        return {
-            "recorded": True,
-            # where a simulation ran does not matter: what it simulates does
-            "machine": None if cell.transport == SIMULATED else source["machine"]["name"],
-            "commit": source["commit"],
-            "measured_at": source["started"],
-            **summary,
-        }
 
     def provenance(self, cell_id: str) -> dict[str, Any]:
         return self._store_of(cell_id).meta(cell_id)["provenance"]
