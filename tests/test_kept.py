@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 
 import synthetic_store
-from batchlab import kept, paths, store, study, summaries
+from batchlab import claims, kept, paths, store, study, summaries
+from batchlab.claims import judging
 
 
 @pytest.fixture
@@ -126,3 +127,17 @@ def test_processes_side_by_side_keep_the_same_value(opened):
     both = [subprocess.Popen(command) for _ in range(2)]
     assert [p.wait() for p in both] == [0, 0]
     assert [f.name for f in files("things")] == ["x.json"]
+
+
+def test_claims_are_judged_once_until_a_record_changes(opened, monkeypatch):
+    first = claims.verdicts(claims.bodies([opened]))
+    ran, tested = [], judging.tested
+    monkeypatch.setattr(judging, "tested", lambda *given: ran.append(given[0].test) or tested(*given))
+    assert claims.verdicts(claims.bodies([opened])) == first and ran == []
+    for file in files("outcomes"):
+        file.write_text('{"x": 1')
+    assert claims.verdicts(claims.bodies([opened])) == first and ran
+    ran.clear()
+    opened.store.path(opened.cells()[0].id).unlink()
+    claims.verdicts(claims.bodies([opened]))
+    assert ran

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -90,6 +91,7 @@ class Body:
     defaults: dict[str, int]
     _points: dict[tuple[str, ...], pd.DataFrame] = field(default_factory=dict)
     _noise: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
+    _known: Any = field(default=None, init=False, compare=False, repr=False)  # what tests said of it: known.py
 
     def points(self, sweeps: Iterable[str]) -> pd.DataFrame:
         """The points of these sweeps together, with their recorded cells' ids (`cells`); Missing where none is planned.

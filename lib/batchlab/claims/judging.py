@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from batchlab import study
-from batchlab.claims import batching, budget, data, engines, latency, printed, service, setups
+from batchlab.claims import batching, budget, data, engines, known, latency, printed, service, setups
 from batchlab.claims.body import Body, bodies
 from batchlab.claims.data import Check, Claim, Claims, Source
 from batchlab.claims.outcome import Missing, Outcome, listed, sentence
@@ -113,7 +113,10 @@ def all_verdicts(*, simulate: bool = True) -> list[Verdict]:
 def verdicts(evidence: Iterable[Body], claims: Claims | None = None) -> list[Verdict]:
     """Every claim over these bodies of evidence, in the order of their numbers."""
     claims, evidence = claims or load(), list(evidence)
-    return [judge(claims, claim, evidence) for claim in claims.claims]
+    found = [judge(claims, claim, evidence) for claim in claims.claims]
+    for body in evidence:
+        known.save(body)
+    return found
 
 
 def judge(claims: Claims, claim: Claim, evidence: list[Body]) -> Verdict:
@@ -184,6 +187,11 @@ def differences(claim: Claim, source: Source, body: Body) -> list[str]:
 
 
 def run(check: Check, body: Body, source: Source) -> Outcome:
+    """What a test says of a body, where it was made before from what is kept. Missing where it cannot be."""
+    return known.outcome(body, check, source, lambda: tested(check, body, source))
+
+
+def tested(check: Check, body: Body, source: Source) -> Outcome:
     function = CELL_TESTS[check.test]
     extra = {"source": source} if "source" in inspect.signature(function).parameters else {}
     return function(body, **extra, **check.arguments)

@@ -28,6 +28,9 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 done, 1 a notebook failed, 2 bad input. The written file's path goes to standard output."""
     args = parser().parse_args(argv)
+    # nbformat's validator checks no formats, but importing it compiles 38 grammars of web addresses for more than a
+    # second, in each notebook's process; jsonschema does without them where the package that has them is not installed
+    sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
     # imported late, each only where it is used: Papermill and nbconvert take a second or two to load
     from batchlab.report import execute
     from batchlab.report.parameters import parse
