@@ -9,7 +9,7 @@ from batchlab.plots.batch import running_batch
 from batchlab.plots.captions import attach
 from batchlab.plots.labels import OTHER_AXIS
 from batchlab.plots.legend import legend
-from batchlab.plots.limits import against, panels
+from batchlab.plots.limits import SUBTITLE, against, panels
 from batchlab.plots.select import along, datasets
 from batchlab.plots.style import styled
 
@@ -42,7 +42,8 @@ def crosses(
             # TTFT spans orders of magnitude along the batch limit only, where requests queue
             against(rows, axis, metric, ax, log_y=log_y and axis == "max_batch_size")
         for text in ax.texts:
-            text.set_in_layout(False)  # a long second line of a title, or a label, would squeeze the panels
+            if text.get_position() == (0, SUBTITLE):  # a long one would squeeze the panels
+                text.set_in_layout(False)
     shown = pd.concat(lines.values()) if lines else points
     # the point in which the limits' lines meet is in both
     shown = shown.drop_duplicates(["engine", "transport", "dataset", *OTHER_AXIS])

@@ -16,6 +16,7 @@ from batchlab.plots.legend import legend, many, marker_size
 from batchlab.plots.select import along, datasets, recorded, require, series, several_transports, valid
 from batchlab.plots.style import MUTED, SeriesStyle, new_figure, series_style, styled
 
+SUBTITLE = 1.025  # height of a title's second line above its panel, in panels
 End = tuple[float, float, str, str]  # of a series: x, y (data), label, colour
 
 
@@ -42,7 +43,7 @@ def panel_title(ax: Axes, title: str, subtitle: str) -> None:
     """A bold title with a quiet second line under it, left-aligned."""
     ax.set_title(title, pad=20 if subtitle else 6)
     if subtitle:
-        ax.text(0, 1.025, subtitle, transform=ax.transAxes, color=MUTED, fontsize=8.5, va="bottom", ha="left")
+        ax.text(0, SUBTITLE, subtitle, transform=ax.transAxes, color=MUTED, fontsize=8.5, va="bottom", ha="left")
 
 
 def label_ends(ax: Axes, ends: list[End], last_x: float) -> None:

@@ -8,6 +8,7 @@ import pandas as pd
 from batchlab import definitions
 from batchlab.plots.labels import whole
 from batchlab.plots.select import valid
+from batchlab.plots.style import TRANSPORTS, engine_name
 from batchlab.report import setup
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
@@ -53,7 +54,8 @@ def numbers(found: pd.DataFrame) -> Table:
 def runs(cells: list[dict[str, Any]]) -> Reading:
     """Which runs these are."""
     told = [
-        f"{c['run']}: cell {c['cell']}, {whole(c['num_requests'])} requests, max_batch_size "
+        f"{c['run']}: cell {c['cell']}, {engine_name(c['engine'])} {c['engine_version']}, "
+        f"{TRANSPORTS.get(c['transport'], c['transport'])}, {whole(c['num_requests'])} requests, max_batch_size "
         f"{whole(c['max_batch_size'])}, max_num_tokens {whole(c['max_num_tokens'])}."
         for c in cells
     ]
