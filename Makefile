@@ -27,7 +27,7 @@ ENGINE_READY := $(ENGINE)/.batchlab-engine
 # The scenario ---------------------------------------------------------------------------------------------------
 SCENARIOS := $(sort $(basename $(notdir $(wildcard data/scenarios/*.yml))))
 SCENARIO_FILE := data/scenarios/$(SCENARIO).yml
-ifneq ($(filter report plan,$(MAKECMDGOALS)),)
+ifneq ($(filter report one-report plan,$(MAKECMDGOALS)),)
 ifneq ($(words $(SCENARIO)) $(filter $(SCENARIO),$(SCENARIOS)),1 $(SCENARIO))
 $(error no scenario `$(SCENARIO)`; there are: $(SCENARIOS) (data/scenarios/NAME.yml))
 endif
@@ -62,7 +62,7 @@ RECORDED = if test -d $(firstword $(CELLS)); then find $(CELLS) -name '*.zip' ! 
 # Writes standard input to a file, but only when that changes it: make then sees nothing newer.
 IF_CHANGED = { cat > $(1).new; if cmp -s $(1).new $(1); then rm $(1).new; else mv $(1).new $(1); fi; }
 
-.PHONY: help report test lab plan doctor engine lint lock clean bench-client FORCE
+.PHONY: help report one-report test lab plan doctor engine lint lock clean bench-client FORCE
 
 help: ## this list
 	@echo 'batchlab: batching limits of LLM serving engines, measured, simulated and published'
@@ -71,16 +71,20 @@ help: ## this list
 	@echo
 	@echo '  SCENARIO=name   one of: $(SCENARIOS) (plan: cpu by default; report: all); a copied file is a new one'
 
+# Measuring is alone on the machine; only notebooks that load what is recorded run side by side, one a core.
+SIDE_BY_SIDE = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(or $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null),1))
 ifdef ONE
-report: $(OUT)/report.html $(BUILD)/index.html
+report: $(LAB_READY)
+	@$(MAKE) $(SIDE_BY_SIDE) SCENARIO=$(SCENARIO) one-report
 	@echo 'report: $(OUT)/report.html'
+
+one-report: $(OUT)/report.html $(BUILD)/index.html
+	@:
 else
-# One scenario after the other, so that measuring is alone on the machine; only notebooks that load run side by side.
-# A scenario that fails leaves the others as they are.
-JOBS := $(or $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null),1)
+# One scenario after the other. One that fails leaves the others as they are.
 report: $(LAB_READY) ## every scenario that this machine can (SCENARIO=name: that one), and build/index.html on top
 	@failed=; for name in $(BUILDABLE); do \
-	  $(MAKE) $(if $(findstring jobserver,$(MAKEFLAGS)),,-j$(JOBS)) SCENARIO=$$name $(BUILD)/$$name/report.html \
+	  $(MAKE) $(SIDE_BY_SIDE) SCENARIO=$$name $(BUILD)/$$name/report.html \
 	    || failed="$$failed $$name"; \
 	done; \
 	mkdir -p $(BUILD); \

@@ -48,9 +48,10 @@ class Repo:
     root: Path
 
     def make(self, *args: str, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+        """One notebook at a time, so that what is asked for has one order, unless `args` say otherwise."""
         clean = {k: v for k, v in os.environ.items()
                  if not k.startswith(("BATCHLAB_", "MAKE", "MFLAGS")) and k not in ("SCENARIO", "OMP_NUM_THREADS")}
-        done = subprocess.run(["make", *args], cwd=self.root, env=clean | env, capture_output=True, text=True,
+        done = subprocess.run(["make", "-j1", *args], cwd=self.root, env=clean | env, capture_output=True, text=True,
                               timeout=60)
         assert done.returncode == code, done.stdout + done.stderr
         return done
