@@ -87,6 +87,11 @@ def test_cells_are_told_apart_by_what_they_test(measured):
     assert cells["set"].value_counts().to_dict() == {"same shapes": 6, "over HTTP": 1, "KV memory held": 1}
 
 
+def test_another_engine_is_a_set_of_its_own(measured):
+    cell = replace(measured.cells("http")[0], engine="sglang", engine_version="0.5.13", engine_options={})
+    assert validation.sets([cell]) == ["another engine"] and validation.twin(cell).engine == "sglang"
+
+
 def test_the_table_of_errors_by_hand():
     frame = pd.DataFrame(
         {"figure": ["a", "a", "a"], "set": ["x", "fitted on", "x"], "error": [0.02, 0.01, -0.06]}, index=[5, 6, 7]
@@ -105,8 +110,10 @@ def test_runs_of_one_load_are_those_whose_limits_never_bound(measured):
 def test_what_the_report_says(measured, tmp_path):
     compared = validation.compare(measured)
     first = told.reading(compared).sentences[0]
-    assert first.startswith("output throughput, 8 cells that nothing was fitted on: off by ")
+    assert first.startswith("output throughput, 7 cells that nothing was fitted on: off by ")
     assert "goal of 3%" in first and "goal of 8%" in first
+    last = told.reading(compared).sentences[-1]
+    assert last.startswith("vLLM, HTTP, 1 cells, with no constant of its server: off on average by output th")
     assert len(told.error_table(compared).rows) == 10 and len(told.worst_table(compared, 3).rows) == 3
     assert "Neither the engine nor the simulation preempted in any of 8 cells." in repr(told.preemption_table(compared))
     stands = repr(told.stands_on(measured, compared))

@@ -18,10 +18,12 @@ from batchlab.study import Study
 GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_mean": 0.01, "ttft_mean_ms": 0.10}
 WORST = 0.08  # goal for any cell
 FITTED = "fitted on"
-TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", "over HTTP")
+TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", "over HTTP", "another engine")
+# what the constants are not of: a server and its client, and the host of an engine that nothing was fitted on
+OUTSIDE = ("over HTTP", "another engine")
 OPTIONS = ("max_model_len", "kv_cache_gib", "gpu_memory_utilization", "dtype", "quantization", "tensor_parallel_size")
 COLUMNS = (
-    "cell", "twin", "set", "dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate",
+    "cell", "twin", "set", "engine", "dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate",
     "measured_preemptions", "simulated_preemptions", "figure", "measured", "simulated", "error",
 )  # fmt: skip
 
@@ -62,6 +64,7 @@ def compare(study: Study) -> pd.DataFrame:
             "cell": cell.id,
             "twin": other.id,
             "set": where,
+            "engine": cell.engine,
             **{k: mine[k] for k in ("dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate")},
             "measured_preemptions": mine["preemptions"],
             "simulated_preemptions": theirs["preemptions"],
@@ -80,16 +83,19 @@ def compare(study: Study) -> pd.DataFrame:
 def sets(cells: list[Cell]) -> list[str]:
     """For each measured cell: whether the constants were fitted on it, else in what it differs from those that were."""
     from batchlab.sim.fitted import fitted
+    from batchlab.sim.measured import simulated_engine
 
-    fit = {
-        hardware: set((fitted(hardware) or {"fit_cells": []})["fit_cells"]) for hardware in {c.hardware for c in cells}
-    }
+    known = {hardware: fitted(hardware) for hardware in {c.hardware for c in cells}}
+    fit = {hardware: set((entry or {"fit_cells": []})["fit_cells"]) for hardware, entry in known.items()}
     mine = [c for c in cells if c.id in fit[c.hardware]]
     shapes, models = [c.dataset for c in mine], {c.model for c in mine}
 
     def of(cell: Cell) -> str:
         if cell.id in fit[cell.hardware]:
             return FITTED
+        entry = known[cell.hardware]
+        if entry and entry["engine"] != simulated_engine(cell.engine, cell.engine_version):
+            return "another engine"
         if cell.transport == "http":
             return "over HTTP"
         if mine and cell.model not in models:

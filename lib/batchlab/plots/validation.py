@@ -11,8 +11,8 @@ from batchlab.plots.limits import limit_axis, panel_title, panels, plain_log_y
 from batchlab.plots.style import MUTED, new_figure, styled
 
 # Okabe and Ito's, as everywhere; the first is for the cells that were fitted on
-SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00")
-MARKERS = ("x", "o", "s", "^", "D", "v")
+SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
+MARKERS = ("x", "o", "s", "^", "D", "v", "P")
 
 
 @styled
@@ -46,7 +46,7 @@ def errors(compared: pd.DataFrame, goals: dict[str, float], sets: tuple[str, ...
         if compared["max_batch_size"].nunique() > 10:
             ax.tick_params(axis="x", labelrotation=90, labelsize=8)
     handles = [
-        Line2D([], [], linestyle="none", marker=MARKERS[i % 6], color=SHADES[i % 6], label=name)
+        Line2D([], [], linestyle="none", marker=MARKERS[i % len(SHADES)], color=SHADES[i % len(SHADES)], label=name)
         for i, name in ((sets.index(s), s) for s in shown)
     ]
     axes[0].figure.legend(handles=handles, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=6)

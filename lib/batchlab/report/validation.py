@@ -8,7 +8,7 @@ from batchlab import plots, validation
 from batchlab.plots import validation as figures
 from batchlab.plots.labels import metric_words, number, whole
 from batchlab.plots.saving import Shown
-from batchlab.plots.style import TRANSPORTS
+from batchlab.plots.style import TRANSPORTS, engine_name
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table, text
 from batchlab.study import POINT, Study
@@ -49,6 +49,10 @@ def stands_on(study: Study, compared: pd.DataFrame) -> Table:
     if limit := steps.get("power_limit"):
         sustained = f"{number(limit['tflops'])} TFLOP/s with {number(limit['tbytes'])} TB/s"
         rows.append(("sustained at the power limit", sustained))
+    for engine, others in cells[cells["set"] == "another engine"].groupby("engine", sort=False):
+        steps = validation.provenance(study, others)["step_times"]
+        whose = f"{steps['backend']} {', '.join(steps['backend_version'])}" if "package" in steps else steps["kind"]
+        rows.append((f"{engine_name(engine)}, {len(others)} of the cells", f"{whose}; no host time was fitted for it"))
     return table(pd.DataFrame(rows, columns=["what", "value"]))
 
 
@@ -65,10 +69,13 @@ def errors(study: Study, compared: pd.DataFrame) -> Shown | Reading:
 
 
 def reading(compared: pd.DataFrame) -> Reading:
-    """A sentence a figure: mean and largest error on cells that nothing was fitted on, against the goals."""
+    """A sentence a figure: mean and largest error on cells that nothing was fitted on, against the goals; and one an
+    engine and transport that no constant is of.
+    """
     if compared.empty:
         return Reading((LEFT_OUT,))
-    tested = compared[compared["set"] != validation.FITTED]
+    outside = compared["set"].isin(validation.OUTSIDE)
+    tested = compared[(compared["set"] != validation.FITTED) & ~outside]
     found = []
     for row in validation.errors(tested, by=("figure",)).to_dict("records"):
         words, _ = metric_words(row["figure"])
@@ -80,7 +87,23 @@ def reading(compared: pd.DataFrame) -> Reading:
             f"({met} the goal of {goal:.0%}) and by {percent(row['max_abs'])} at most ({most} the goal of "
             f"{validation.WORST:.0%}; {named(worst)}); signed mean {percent(row['mean'], signed=True)}."
         )
+    found += [_outside(rows) for _, rows in compared[outside].groupby(["engine", "transport"], sort=False)]
     return Reading(tuple(found) or ("Every cell was fitted on: there is none to test with.",))
+
+
+def _outside(rows: pd.DataFrame) -> str:
+    """The errors of one engine and transport that no constant was fitted for."""
+    engine, transport = rows["engine"].iloc[0], rows["transport"].iloc[0]
+    told = []
+    for row in validation.errors(rows, by=("figure",)).to_dict("records"):
+        words, _ = metric_words(row["figure"])
+        signed = percent(row["mean"], signed=True)
+        told.append(f"{words} {percent(row['mean_abs'])} (signed {signed}, at most {percent(row['max_abs'])})")
+    lacks = "server or host" if (rows["set"] == "another engine").any() else "server"
+    return (
+        f"{engine_name(engine)}, {TRANSPORTS.get(transport, transport)}, {rows['cell'].nunique()} cells, with no "
+        f"constant of its {lacks}: off on average by {', '.join(told)}."
+    )
 
 
 def named(row: Any) -> str:
