@@ -116,3 +116,19 @@ def test_fewer_than_two_engines_are_one_line(study):
 def test_the_line_on_design_names_what_the_budget_bounds_and_the_options(study):
     line = str(told.design(compared(study)))
     assert "during which decoding pauses" in line and "SGLang 0.32.0: x 1." in line and "its defaults" in line
+
+
+def test_a_front_end_that_limits_its_engine_is_told_with_both_speeds(study):
+    cells = both().query("transport == 'http' and dataset == 'decode-heavy' and max_batch_size == 4")
+    cells = cells.drop_duplicates("engine").reset_index(drop=True)
+    late = {cell: 1.0 + 3.0 * (engine == "sglang") for cell, engine in zip(cells["cell"], cells["engine"], strict=True)}
+    study.requests = lambda cell: pd.DataFrame({"last_s": [0.9, 10.0 + late[cell] - 1], "tokens": [20, 40]})
+    study.iterations = lambda cell: pd.DataFrame({"output_s": [5.0, 10.0]})
+    behind = rivals.front_ends(study, cells)
+    assert dict(zip(behind["engine"], behind["limits"], strict=True)) == {"vllm": False, "sglang": True}
+    assert behind["inside_tok_s"].tolist() == [6.0, 6.0]
+    words = str(told.front_ends(behind))
+    assert "vLLM's front end is nowhere behind" in words and "SGLang's front end is behind its engine" in words
+    assert "after 10.0 s (6 tok/s), the client had the last token after 13.0 s (5 tok/s)" in words
+    assert "SGLang" in str(told.front_end_numbers(behind)) and "vLLM" not in str(told.front_end_numbers(behind))
+    assert "nothing to compare" in str(told.front_ends(behind.iloc[:1]))

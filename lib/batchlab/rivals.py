@@ -14,9 +14,10 @@ from batchlab.errors import UsageError
 from batchlab.plots.gather import key, points
 from batchlab.plots.select import along, valid
 from batchlab.scenario import Scenario, Sweep
-from batchlab.study import POINT
+from batchlab.study import POINT, Study
 
 PLACE = ["dataset", "max_batch_size", "max_num_tokens", "request_rate"]
+BEHIND_SHARE = 0.05  # of the run: a front end further behind its engine than this is said to limit it
 RATIOS = ["dataset", "engine", "base", "axis", "at", "other", "ratio", "ratio_lo", "ratio_hi", "apart"]
 
 
@@ -121,3 +122,26 @@ def quotient(over: dict[str, Any], under: dict[str, Any], metric: str) -> dict[s
         "ratio_hi": ratio + half,
         "apart": abs(ratio - 1) > half if known else None,
     }
+
+
+def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
+    """How far each engine's front end is behind it, a row a measured cell with all requests at once and iterations.
+
+    `inside_s` is when the engine's last iteration was done, `client_s` when the client had the last token, both from
+    the first request's time; `behind_s` the difference; `inside_tok_s` and `client_tok_s` all output tokens over each;
+    `limits` whether the difference is more than BEHIND_SHARE of the run.
+    """
+    rows: list[dict[str, Any]] = []
+    known = ["engine", "dataset", "max_batch_size", "max_num_tokens"]
+    good = cells[valid(cells) & cells["request_rate"].map(math.isinf)] if len(cells) else cells
+    for row in good.to_dict("records"):
+        requests, iterations = study.requests(row["cell"]), study.iterations(row["cell"])
+        if iterations.empty or requests["last_s"].isna().all():
+            continue
+        inside, client, tokens = iterations["output_s"].max(), requests["last_s"].max(), requests["tokens"].sum()
+        told = {"inside_s": inside, "client_s": client, "behind_s": client - inside}
+        speeds = {"inside_tok_s": tokens / inside, "client_tok_s": tokens / client}
+        limits = {"limits": client - inside > BEHIND_SHARE * client}
+        rows.append({name: row[name] for name in known} | told | speeds | limits)
+    columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits"]
+    return pd.DataFrame(rows, columns=columns)

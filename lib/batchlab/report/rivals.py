@@ -163,3 +163,43 @@ def numbers(study: Study, *found: pd.DataFrame) -> Table:
     columns |= {"max_num_tokens": "max_num_tokens"} | {m: metric_words(m)[0] for m in METRICS if m in shown}
     shown = shown.drop(columns="engine").drop_duplicates(list(columns)[:4])
     return table(shown, columns)
+
+
+def front_ends(behind: pd.DataFrame) -> Reading:
+    """Where an engine's HTTP front end, not its iterations, sets the throughput: its worst point by engine."""
+    if behind["engine"].nunique() < 2:
+        return Reading((NOTHING.format(rate=""),))
+    told = []
+    for engine, rows in behind.groupby("engine", sort=False):
+        late, worst = rows[rows["limits"]], rows.loc[rows["behind_s"].idxmax()]
+        share = f"{100 * rivals.BEHIND_SHARE:.0f}%"
+        if late.empty:
+            told.append(f"{engine_name(engine)}'s front end is nowhere behind it by more than {share} of the run.")
+            continue
+        told.append(
+            f"{engine_name(engine)}'s front end is behind its engine by more than {share} of the run at {len(late)} of "
+            f"{len(rows)} points. The furthest is {worst['dataset']} at batch {whole(worst['max_batch_size'])} and "
+            f"{whole(worst['max_num_tokens'])} tokens: the engine's last iteration ended after "
+            f"{worst['inside_s']:.1f} s ({worst['inside_tok_s']:,.0f} tok/s), the client had the last token after "
+            f"{worst['client_s']:.1f} s ({worst['client_tok_s']:,.0f} tok/s)."
+        )
+    return Reading(tuple(told))
+
+
+def front_end_numbers(behind: pd.DataFrame) -> Table:
+    """A row a point at which a front end limits its engine."""
+    late = behind[behind["limits"]] if len(behind) else behind
+    shown = pd.DataFrame(
+        {
+            "engine": [engine_name(e) for e in late["engine"]],
+            "dataset": late["dataset"].to_list(),
+            "max_batch_size": late["max_batch_size"].to_list(),
+            "max_num_tokens": late["max_num_tokens"].to_list(),
+            "inside": [f"{v:,.0f}" for v in late["inside_tok_s"]],
+            "client": [f"{v:,.0f}" for v in late["client_tok_s"]],
+            "behind": [f"{v:.1f}" for v in late["behind_s"]],
+        }
+    )
+    names = {"inside": "tok/s inside", "client": "tok/s at the client", "behind": "last token behind (s)"}
+    columns = {c: names.get(c, c) for c in shown}
+    return table(shown, columns, empty="No point at which a front end limits its engine.")
