@@ -184,22 +184,3 @@ def front_ends(behind: pd.DataFrame) -> Reading:
             f"{worst['client_s']:.1f} s ({worst['client_tok_s']:,.0f} tok/s)."
         )
     return Reading(tuple(told))
-
-
-def front_end_numbers(behind: pd.DataFrame) -> Table:
-    """A row a point at which a front end limits its engine."""
-    late = behind[behind["limits"]] if len(behind) else behind
-    shown = pd.DataFrame(
-        {
-            "engine": [engine_name(e) for e in late["engine"]],
-            "dataset": late["dataset"].to_list(),
-            "max_batch_size": late["max_batch_size"].to_list(),
-            "max_num_tokens": late["max_num_tokens"].to_list(),
-            "inside": [f"{v:,.0f}" for v in late["inside_tok_s"]],
-            "client": [f"{v:,.0f}" for v in late["client_tok_s"]],
-            "behind": [f"{v:.1f}" for v in late["behind_s"]],
-        }
-    )
-    names = {"inside": "tok/s inside", "client": "tok/s at the client", "behind": "last token behind (s)"}
-    columns = {c: names.get(c, c) for c in shown}
-    return table(shown, columns, empty="No point at which a front end limits its engine.")
