@@ -7,6 +7,7 @@ the server as the engine's. So the points come from one sweep, which has one tra
 import math
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchlab.cell import SIMULATED
@@ -51,8 +52,10 @@ def compared(scenario: Scenario, cells: pd.DataFrame, *, at_once: bool) -> pd.Da
         for row in simulated.to_dict("records")
     ]
     every = points(cells)
+    if every.empty:
+        return nothing
     by = [c for c in POINT if c in cells]
-    wanted = {key(row, by) for rows in (real, simulated[beside]) for row in rows.to_dict("records")}
+    wanted = {key(row, by) for rows in (real, simulated[np.array(beside, dtype=bool)]) for row in rows.to_dict("records")}
     return every[[key(row, by) in wanted for row in every.to_dict("records")]].reset_index(drop=True)
 
 

@@ -6,6 +6,7 @@ clock. What the HTTP cells are slower is the cost of the server and of a client 
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from batchlab.plots.gather import key
@@ -39,7 +40,8 @@ def halves(points: pd.DataFrame, pairs: pd.DataFrame) -> pd.DataFrame:
     by = [c for c in COORDINATES if c in points and c in pairs]
     known = {key(row, by) for row in pairs.to_dict("records")}
     ways = points["transport"].isin(("http", "inprocess"))
-    return points[[way and key(row, by) in known for way, row in zip(ways, points.to_dict("records"), strict=True)]]
+    wanted = [way and key(row, by) in known for way, row in zip(ways, points.to_dict("records"), strict=True)]
+    return points[np.array(wanted, dtype=bool)]
 
 
 def unpaired(points: pd.DataFrame, pairs: pd.DataFrame) -> int:

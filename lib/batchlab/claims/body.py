@@ -144,7 +144,8 @@ class Body:
         """
         if (metric, *way) not in self._noise:
             frame = self.frame[valid(self.frame)].drop_duplicates("cell")
-            frame = frame[[key(row, list(WAY)) == way for row in frame[list(WAY)].to_dict("records")]]
+            same = [key(row, list(WAY)) == way for row in frame[list(WAY)].to_dict("records")]
+            frame = frame[np.array(same, dtype=bool)]
             if metric == "ttft_mean_ms":
                 frame = frame[np.isfinite(frame["request_rate"].astype(float))]
             by = [c for c in study.POINT if c in frame]
@@ -182,7 +183,7 @@ class Body:
             rows = rows[np.isfinite(rows["request_rate"].astype(float)) == finite_rate]
         by = [c for c in ("transport", "engine_version", "engine_options") if c in rows]
         ways = [key(row, by) for row in rows[by].to_dict("records")]
-        return rows[[way == ways[0] for way in ways]]
+        return rows[np.array([way == ways[0] for way in ways], dtype=bool)]
 
     def line(
         self,
