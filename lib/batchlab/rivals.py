@@ -55,7 +55,8 @@ def compared(scenario: Scenario, cells: pd.DataFrame, *, at_once: bool) -> pd.Da
     if every.empty:
         return nothing
     by = [c for c in POINT if c in cells]
-    wanted = {key(row, by) for rows in (real, simulated[np.array(beside, dtype=bool)]) for row in rows.to_dict("records")}
+    chosen = (real, simulated[np.array(beside, dtype=bool)])
+    wanted = {key(row, by) for rows in chosen for row in rows.to_dict("records")}
     return every[[key(row, by) in wanted for row in every.to_dict("records")]].reset_index(drop=True)
 
 
