@@ -18,7 +18,7 @@ CLIENT_TPOT_ERROR = 0.05  # mean TPOT of client against engine
 CLIENT_LAG_SHARE = 0.25  # p99 of the client's lag behind the engine, in mean TPOTs,
 CLIENT_LAG_MS = 50.0  # or this
 MERGED_SHARE = 0.05  # of the chunks, read together with a later one, so that their own time is lost
-READ_LATE_MS = 5.0  # and later than this, and than a mean TPOT, after they had come in
+READ_LATE_MS = 5.0  # and later than this, and than a mean TPOT, after they had come in; else the client read at once
 CPU_SHARE = 0.9  # of one core, the busiest client process
 
 

@@ -151,10 +151,7 @@ def numbers(study: Study, *found: pd.DataFrame) -> Table:
             rows += [pd.concat(parts, axis=1).reset_index()] if parts else []
     if not rows:
         return table(pd.DataFrame(columns=by), by, empty=NOTHING.format(rate=""))
-    shown = rows[0]
-    for more in rows[1:]:
-        shown = pd.concat([shown, more], ignore_index=True)
-    shown = shown.groupby(by, sort=False, as_index=False).first()
+    shown = pd.concat(rows, ignore_index=True).groupby(by, sort=False, as_index=False).first()
     batch = shown["axis"] == "max_batch_size"
     shown["max_batch_size"] = shown["at"].where(batch, shown["other"])
     shown["max_num_tokens"] = shown["other"].where(batch, shown["at"])
