@@ -89,7 +89,36 @@ def test_host_overheads_a_step_a_token_and_a_request():
     assert not one("vllm-v1", [(0.0, 10, 3)]).provenance["host_overheads"]["fitted"]
 
 
-def test_prompts_that_no_kernels_are_recorded_for_cost_the_host_more():
+def test_a_large_iteration_with_prompts_holds_back_the_output_before_it():
+    """vLLM plans ahead: while it launches the second request's prompt (32 layers of 0.1 s), it reads nothing."""
+    host = HostOverheads(eager_us=1e5)
+    result = one("vllm-v1", [(0.0, 10, 6), (1.5, 513, 2)], host=host, tokens=1024)
+    # planned at 2 (when iteration 1 is read), launched at 5.2; iterations 2 and 3 end at 3 and 5.2, are read at 5.2
+    assert np.allclose(result.iterations["scheduled_s"].to_numpy()[:5], [0, 0, 1, 2, 5.2])
+    assert np.allclose(result.iterations["output_s"].to_numpy()[:5], [1, 2, 5.2, 5.2, 6.2])
+    assert np.allclose([row["first_s"] for row in result.rows], [1, 5.2])
+    recorded = one("vllm-v1", [(0.0, 10, 6), (1.5, 500, 2)], host=host, tokens=1024)
+    assert np.allclose(recorded.iterations["output_s"].to_numpy()[:5], [1, 2, 3, 4, 5])
+
+
+def test_a_launch_runs_beside_the_card_until_it_takes_longer():
+    requests = [(0.0, 10, 6)]
+    for launch_s, ends in ((0.25, [1.25, 2.25, 3.25, 4.25]), (1.5, [3, 4.5, 6, 7.5])):
+        result = one("vllm-v1", requests, host=HostOverheads(launch_us=launch_s * 1e6))
+        assert np.allclose(result.iterations["output_s"].to_numpy()[:4], ends), launch_s
+    waits = one("vllm-v1", requests, host=HostOverheads(launch_us=0.25e6), options={"async_scheduling": False})
+    assert np.allclose(np.diff(waits.iterations["output_s"].to_numpy()), 1.25)
+
+
+def test_a_closed_loop_follows_an_output_when_it_is_read():
+    """Request 0 ends in an iteration whose output waits for the launch of a prompt."""
+    host = HostOverheads(eager_us=1e5)
+    result = one("vllm-v1", [(0.0, 10, 3), (0.0, 513, 2), (0.0, 10, 2)], host=host, tokens=1024, concurrency=2)
+    sent = {row["index"]: row["scheduled_s"] for row in result.rows}
+    assert sent[2] == min(row["last_s"] for row in result.rows if row["index"] < 2)
+
+
+def test_prompts_that_no_kernels_are_recorded_for_cost_the_card_more():
     host = HostOverheads(prompt_us=3e5)
     for prompt, expected in ((513, [1.3, 2.3, 3.3]), (512, [1, 2, 3])):
         result = one("vllm-v1", [(0.0, prompt, 3)], host=host, tokens=1024, options={"async_scheduling": False})

@@ -13,9 +13,9 @@ import sys
 from dataclasses import asdict
 
 from batchlab import paths
-from batchlab.sim.core import HostOverheads
 from batchlab.sim.fitted import FILE
 from batchlab.sim.fitting import MeasuredCell, compare_cells, error_table, fit_constants
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.measured import measured_cell
 from batchlab.store import Store
 

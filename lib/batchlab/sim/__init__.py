@@ -1,7 +1,7 @@
 """Simulated engines: an engine's real scheduling policy, iteration by iteration, over measured operator times."""
 
 from batchlab.sim.api import simulate
-from batchlab.sim.core import HostOverheads
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.policies import POLICIES
 from batchlab.sim.power import PowerLimit
 from batchlab.sim.result import SimResult

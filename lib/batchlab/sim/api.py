@@ -7,8 +7,9 @@ from typing import Any
 from batchlab import __version__
 from batchlab.errors import UsageError
 from batchlab.models import Shape
-from batchlab.sim.core import HostOverheads, Simulation, StepTimes
+from batchlab.sim.core import Simulation, StepTimes
 from batchlab.sim.hardware import Card, load_card
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.memory import Quantization, kv_blocks, load_quantization
 from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES, Limits
@@ -84,7 +85,7 @@ def simulate(
         times = PowerLimited(times, power, shape, quant, tp)
     host = host or HostOverheads()
     run = _Workload(requests, concurrency)
-    simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up)
+    simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up, shape.layers)
     trace = simulation.run()
     provenance = {
         "evidence": "simulated",

@@ -3,6 +3,10 @@
 Time belongs to the policy's pipeline. Iteration m is scheduled when iteration m - schedule_lag has given its output
 (or when a request arrives at an idle engine), and runs when iteration m - 1 has ended. Ends are noticed by the
 schedule finish_lag iterations later.
+
+The host is one thread: it plans an iteration, launches its kernels, and only then reads the output of the iteration
+before. An iteration whose kernels are launched one by one may so end later than the card alone would end it, and
+hold back the output of the one before it.
 """
 
 import heapq
@@ -13,6 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.policies.base import Policy, Step
 from batchlab.sim.state import Sequence
 
@@ -44,21 +49,6 @@ class StepTimes(Protocol):
 
     def ran(self, steps: int, idle_s: float) -> None:
         """So many of the iterations last asked for ran, after the card had idled for `idle_s`."""
-
-
-@dataclass(frozen=True, slots=True)
-class HostOverheads:
-    """Time of the host that the operator tables do not hold. All 0 means: not fitted."""
-
-    step_us: float = 0.0  # each scheduling: once an iteration, or once a group of vLLM's multi-step
-    token_us: float = 0.0  # each output token of an iteration
-    request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
-    message_us: float = 0.0  # each way between client and engine, all requests at the same time
-    prompt_us: float = 0.0  # each iteration with prompts whose kernels are launched one by one, not as recorded
-
-    @property
-    def fitted(self) -> bool:
-        return any((self.step_us, self.token_us, self.request_us, self.message_us, self.prompt_us))
 
 
 @dataclass(slots=True)
@@ -95,7 +85,7 @@ class Trace:
 
 class Simulation:
     """One run of a policy over step times. `follow_up(sequence, end_s)` may return the next request of a closed
-    loop.
+    loop; `layers` are those of the model, for the time of launching them.
     """
 
     def __init__(
@@ -105,8 +95,9 @@ class Simulation:
         host: HostOverheads,
         arrivals: list[tuple[float, Sequence]],
         follow_up: Callable[[Sequence, float], tuple[float, Sequence] | None] | None = None,
+        layers: int = 1,
     ) -> None:
-        self.policy, self.times, self.host = policy, times, host
+        self.policy, self.times, self.host, self.layers = policy, times, host, layers
         self.follow_up = follow_up
         self.trace = Trace()
         self.events = [(at, seq.index, seq) for at, seq in arrivals]
@@ -117,7 +108,10 @@ class Simulation:
         self.pending: deque[tuple[int, float, list[Sequence]]] = (
             deque()
         )  # (iteration, its output, sequences that ended in it)
-        self.now = 0.0
+        self.now = 0.0  # the host's clock
+        self.ran_s = 0.0  # when the card ended its last iteration, whose output the host may read later
+        self.in_flight = False  # the host has planned it ahead, and not read it yet
+        self.unread: list[Sequence] = []  # ended in it
 
     def run(self) -> Trace:
         policy = self.policy
@@ -129,7 +123,9 @@ class Simulation:
             self._collect_dropped()
             if step is not None:
                 self._execute(step)
-            elif self.pending:
+                continue
+            self._read_output()
+            if self.pending:
                 self.now = max(self.now, self.pending[0][1])
                 self._notice_ends(self.pending[0][0])
             elif self._next_arrival() is None:
@@ -197,25 +193,55 @@ class Simulation:
             durations = self.times.decode_run_s(decodes, context, steps, longest, padding)
         durations += self.host.token_us * 1e-6 * (decodes + len(policy.joining))
         durations[:: step.group] += self.host.step_us * 1e-6
+        if policy.schedule_lag == 1:  # the card waits for each plan's launch to begin
+            durations[step.group :: step.group] += self.host.launch_us * 1e-6
         if step.prefills and filled is None:
             durations[0] += self.host.prompt_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
-        begin = max(self.now, self.outputs[-1])
-        idle_s, outputs = begin - self.outputs[-1], begin + np.cumsum(durations)
-        scheduled = self._schedule_times(outputs, step.group)
+        launch_s = self.host.launch_s(self.layers, prompts=bool(step.prefills), recorded=filled is not None)
+        self._read_output(self.now + launch_s)
+        begin = max(self.now + self.host.launch_us * 1e-6, self.ran_s)
+        free = self.now + launch_s * np.arange(steps)  # the host, of what it launched before
+        launched = free + launch_s
+        ends = np.maximum(begin + np.cumsum(durations), launched)
+        outputs = self._outputs_of(ends, launched)
+        scheduled = self._schedule_times(outputs, free, step.group)
         if steps > step.group and policy.heeds_arrivals() and (arrival := self._next_arrival()) is not None:
             # an arrival changes the first plan that is made after it
             steps = max(step.group, int(np.searchsorted(scheduled, arrival)))
-            outputs, scheduled = outputs[:steps], scheduled[:steps]
-        self.times.ran(len(outputs), idle_s)
+            ends, scheduled = ends[:steps], scheduled[:steps]
+            outputs = self._outputs_of(ends, launched[:steps])
+        self.times.ran(steps, float(ends[-1] - self.ran_s - durations[:steps].sum()))
+        self.ran_s = float(ends[-1])
         self._record(step, scheduled, outputs, decodes, prefilled)
         self._finish(step, outputs)
+        self.now = float(scheduled[-1]) + launch_s
+        self.in_flight = policy.schedule_lag > 1
 
-    def _schedule_times(self, outputs: np.ndarray, group: int) -> np.ndarray:
+    def _outputs_of(self, ends: np.ndarray, launched: np.ndarray) -> np.ndarray:
+        """When the host reads the outputs of iterations on one plan: where it plans ahead, once it has launched the
+        next; the last one's is put off by the next plan (`_read_output`).
+        """
+        if self.policy.schedule_lag == 1 or len(ends) == 1:
+            return ends
+        return np.append(np.maximum(ends[:-1], launched[1:]), ends[-1])
+
+    def _read_output(self, launched_s: float = 0.0) -> None:
+        """Read the last iteration's output, where it is still to be read not before `launched_s`."""
+        if self.in_flight and launched_s > self.outputs[-1]:
+            self.outputs[-1] = self.trace.output_s[-1][-1] = launched_s
+            if self.pending and self.pending[-1][0] == self.trace.iterations - 1:
+                self.pending[-1] = (self.pending[-1][0], launched_s, self.pending[-1][2])
+        self.in_flight = False
+        for seq in self.unread:
+            self._follow(seq, self.outputs[-1])
+        self.unread.clear()
+
+    def _schedule_times(self, outputs: np.ndarray, free: np.ndarray, group: int) -> np.ndarray:
         """When each of these iterations is planned: float64 (steps,)."""
         earlier = np.array([self.now, *list(self.outputs)[1:]])
-        scheduled = np.maximum(np.concatenate([earlier, outputs])[: len(outputs)], self.now)
+        scheduled = np.maximum(np.concatenate([earlier, outputs])[: len(outputs)], free)
         return scheduled[np.arange(len(outputs)) // group * group] if group > 1 else scheduled
 
     def _record(self, step: Step, scheduled: np.ndarray, outputs: np.ndarray, decodes: int, prefilled: int) -> None:
@@ -250,7 +276,11 @@ class Simulation:
         first_tick = policy.decodes.tick
         ended = policy.advance(step, steps)
         for seq in ended:
-            self._follow(seq, float(outputs[-1 if seq in joined else seq.end_tick - first_tick - 1]))
+            at = -1 if seq in joined else seq.end_tick - first_tick - 1
+            if policy.schedule_lag > 1 and at in (-1, steps - 1):
+                self.unread.append(seq)
+            else:
+                self._follow(seq, float(outputs[at]))
         trace.iterations += steps
         if ended:
             self.pending.append((trace.iterations - 1, float(outputs[-1]), ended))

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from batchlab.sim.core import HostOverheads
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.power import PowerLimit
 
 FILE = Path(__file__).with_name("fitted.json")

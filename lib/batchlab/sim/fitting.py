@@ -1,8 +1,8 @@
 """The machine's own constants, fitted on a few measured cells and tested on the others.
 
-Which cells are for fitting is the caller's list, and stays in the result. Fitted are the host's time
-(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): seven numbers, six of them fitted.
-Operator times and the policies are as they are.
+Which cells are for fitting is the caller's list, and stays in the result. They give the host's time
+(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): ten numbers, of which five are fitted
+and five are read off the cells' requests and iterations. Operator times and the policies are as they are.
 """
 
 from collections.abc import Sequence as Items
@@ -14,7 +14,7 @@ from scipy.optimize import least_squares
 
 from batchlab.errors import UsageError
 from batchlab.sim.api import simulate
-from batchlab.sim.core import HostOverheads
+from batchlab.sim.host import HostOverheads, Launch
 from batchlab.sim.power import PowerLimit
 
 COMPARED = ("output_throughput_tok_s", "tpot_mean_ms", "ttft_mean_ms", "running_batch_mean")
@@ -30,6 +30,8 @@ class MeasuredCell:
     call: dict[str, Any]
     measured: dict[str, float | None]
     request_us: float | None = None  # between one request sent and the next, where all were sent at once
+    message_us: float | None = None  # of a first token from the engine to the client, where requests come over time
+    launch: Launch | None = None  # where its iterations show it
 
     @property
     def finite_rate(self) -> bool:
@@ -50,18 +52,18 @@ class Fit:
     errors: list[dict[str, Any]]  # see `compare_cells`
 
 
-# Where the search starts, and its scale: step, token, message, prompt in us; seconds for 10^12 operations and bytes.
-_START = (200.0, 2.0, 1000.0, 1000.0, 1 / 600, 1 / 4.5)
-_HOST = 4  # of them are the host's
+# Where the search starts, and its scale: step, token, prompt in us; seconds for 10^12 operations and bytes.
+_START = (200.0, 2.0, 1000.0, 1 / 600, 1 / 4.5)
+_HOST = 3  # of them are the host's
 
 
 def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: bool = True) -> Fit:
-    """Fit four constants of the host, and the card's two unless `power` is false, on the named cells.
+    """Fit three constants of the host, and the card's two unless `power` is false, on the named cells.
 
-    Least squares over the logarithms of simulated over measured throughput and TPOT, and of TTFT at finite rates; no
-    constant falls below 0. request_us is not fitted: it is the median, over the fit cells, of the time between one
-    request sent and the next. With an empty list nothing is fitted: no host time, no power limit. Raises UsageError
-    when a name is not among the cells.
+    Least squares over the logarithms of simulated over measured throughput and TPOT; no constant falls below 0. Not
+    fitted but read off the fit cells: request_us, the median of the time between one request sent and the next;
+    message_us, and the launches (`Launch`), means over the cells that show them. TTFT is fitted on nowhere. With an
+    empty list there is no host time and no power limit. Raises UsageError when a name is not among the cells.
     """
     by_name = {cell.name: cell for cell in cells}
     if missing := [name for name in fit_cells if name not in by_name]:
@@ -69,26 +71,42 @@ def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: b
     chosen = [by_name[name] for name in fit_cells]
     host, limit = HostOverheads(), None
     if chosen:
-        seen = [cell.request_us for cell in chosen if cell.request_us is not None]
-        request_us = float(np.median(seen)) if seen else 0.0
+        known = _read(chosen)
         start = np.array(_START if power else _START[:_HOST])
         # differences of a tenth move a cell by more than its rounding to whole iterations
         found = least_squares(
-            lambda values: np.array([r for cell in chosen for r in _log_ratios(cell, *_constants(values, request_us))]),
+            lambda values: np.array([r for cell in chosen for r in _log_ratios(cell, *_constants(values, known))]),
             x0=start,
             bounds=(0, np.inf),
             x_scale=start,
             diff_step=0.1,
             max_nfev=20,
         )
-        host, limit = _constants(found.x, request_us)
+        host, limit = _constants(found.x, known)
     tested = [name for name in by_name if name not in set(fit_cells)]
     return Fit(host, limit, list(fit_cells), tested, compare_cells(cells, host, limit, fit_cells))
 
 
-def _constants(values: np.ndarray, request_us: float) -> tuple[HostOverheads, PowerLimit | None]:
-    step_us, token_us, message_us, prompt_us = (round(float(v), 3) for v in values[:_HOST])
-    host = HostOverheads(step_us, token_us, round(request_us, 3), message_us, prompt_us)
+def _read(cells: Items[MeasuredCell]) -> dict[str, float]:
+    """The constants of the host that need no search."""
+    between = [cell.request_us for cell in cells if cell.request_us is not None]
+    known = {"request_us": float(np.median(between)) if between else 0.0}
+    known["message_us"] = _mean([cell.message_us for cell in cells if cell.message_us is not None])
+    launches = [cell.launch for cell in cells if cell.launch]
+    known["launch_us"] = _mean([launch.graph_us for launch in launches if launch.graph_us is not None])
+    for name in ("pieces_us", "eager_us"):
+        shown = [(us, launch.layers) for launch in launches if (us := getattr(launch, name)) is not None]
+        known[name] = max(_mean([(us - known["launch_us"]) / layers for us, layers in shown]), 0.0)
+    return {name: round(us, 3) for name, us in known.items()}
+
+
+def _mean(values: list[float]) -> float:
+    return float(np.mean(values)) if values else 0.0
+
+
+def _constants(values: np.ndarray, known: dict[str, float]) -> tuple[HostOverheads, PowerLimit | None]:
+    step_us, token_us, prompt_us = (round(float(v), 3) for v in values[:_HOST])
+    host = HostOverheads(step_us, token_us, prompt_us=prompt_us, **known)
     if len(values) == _HOST:
         return host, None
     return host, PowerLimit(*(round(1 / max(float(v), 1e-6), 4) for v in values[_HOST:]))
@@ -146,5 +164,5 @@ def error_table(errors: list[dict[str, Any]], *, fitted: bool = False) -> list[d
 
 def _log_ratios(cell: MeasuredCell, host: HostOverheads, power: PowerLimit | None) -> list[float]:
     figures = simulate(**cell.call, host=host, power=power).figures()
-    keys = ["output_throughput_tok_s", "tpot_mean_ms", *(["ttft_mean_ms"] if cell.finite_rate else [])]
+    keys = ("output_throughput_tok_s", "tpot_mean_ms")
     return [float(np.log(figures[key] / cell.measured[key])) for key in keys if cell.measured.get(key) and figures[key]]

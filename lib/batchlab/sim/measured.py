@@ -6,6 +6,9 @@ import numpy as np
 
 from batchlab.errors import UsageError
 from batchlab.sim.fitting import MeasuredCell
+from batchlab.sim.host import Launch, launch_times
+from batchlab.sim.models import load_model
+from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
 
 V0_VERSIONS = ("0.2.", "0.3.", "0.4.", "0.5.", "0.6.")
@@ -59,4 +62,15 @@ def measured_cell(recorded: Recorded, **changes: Any) -> MeasuredCell:
     }
     at_once = requests.scheduled_s.max() == 0 and len(requests) > 1
     request_us = 1e6 * float(requests.sent_s.max() - requests.sent_s.min()) / (len(requests) - 1) if at_once else None
-    return MeasuredCell(recorded.id, call, measured, request_us)
+    launch = message_us = None
+    if call["engine"] == "vllm-v1" and requests.scheduled_s.max() > 0:
+        launch = shown_launch(recorded)
+    if requests.scheduled_s.max() > 0 and requests.engine_first_s.notna().any():
+        message_us = 1e6 * float((requests.first_s - requests.engine_first_s).median())
+    return MeasuredCell(recorded.id, call, measured, request_us, message_us, launch)
+
+
+def shown_launch(recorded: Recorded) -> Launch:
+    """`launch_times` of a cell of vLLM V1."""
+    layers = load_model(recorded.meta["cell"]["model"]).layers
+    return launch_times(recorded.iterations, layers, POLICIES["vllm-v1"].graph_sizes[-1])

@@ -1,0 +1,87 @@
+"""The host's own time: what operator tables do not hold.
+
+Planning an iteration, preparing its inputs and launching its kernels is the work of one thread, beside the card's work
+on the iteration before. vLLM records kernels as CUDA graphs: those of decodes alone as one graph; those of iterations
+with prompts in pieces, between which attention is launched, and up to 512 tokens only (max_cudagraph_capture_size). So
+a larger iteration with prompts launches each kernel of each layer, which takes a host longer than a card takes for some
+hundred tokens.
+"""
+
+from dataclasses import dataclass, fields
+
+import numpy as np
+import pyarrow as pa
+
+SHOWN = 20  # iterations that must show a launch before their median counts
+LONGER = 1.2  # times an iteration of decodes alone: a shorter launch is hidden behind it
+
+
+@dataclass(frozen=True, slots=True)
+class HostOverheads:
+    """Time of the host that the operator tables do not hold. All 0 means: not fitted."""
+
+    step_us: float = 0.0  # each scheduling: once an iteration, or once a group of vLLM's multi-step
+    token_us: float = 0.0  # each output token of an iteration
+    request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
+    message_us: float = 0.0  # each way between client and engine, all requests at the same time
+    prompt_us: float = 0.0  # each iteration with prompts whose kernels no graph holds: the gaps between them
+    # from the plan of an iteration to its last launch, beside the card's work on the iteration before
+    launch_us: float = 0.0  # any iteration; all that it takes where its kernels are one graph
+    pieces_us: float = 0.0  # each layer besides, where they are graphs in pieces: prompts of few tokens
+    eager_us: float = 0.0  # each layer besides, where no graph is as large
+
+    @property
+    def fitted(self) -> bool:
+        return any(getattr(self, f.name) for f in fields(self))
+
+    def launch_s(self, layers: int, *, prompts: bool, recorded: bool) -> float:
+        """From the plan of an iteration to the launch of its last kernel."""
+        layer_us = self.eager_us if not recorded else self.pieces_us if prompts else 0.0
+        return (self.launch_us + layers * layer_us) * 1e-6
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Measured times from a plan to its last launch, in microseconds: kernels recorded as one graph, in pieces, or
+    launched one by one. None where too few iterations show it.
+    """
+
+    layers: int  # of the model
+    graph_us: float | None
+    pieces_us: float | None
+    eager_us: float | None
+
+
+def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Launch:
+    """What the iterations (records.ITERATIONS) of an engine that plans ahead show of its host's launches.
+
+    The output of an iteration is read only once the next one is launched. So after decodes alone, the time from a plan
+    with prompts to the output before it is the launch, where it is longer than such an iteration takes. And where
+    prompts of few tokens went before, the time from a plan of decodes alone to the output before it is their launch,
+    where it is shorter. Medians. `recorded_tokens` are the most for which there are graphs.
+    """
+    columns = ("scheduled_s", "output_s", "prefill_tokens", "decode_tokens")
+    planned, output, prompts, decodes = (iterations[name].to_numpy() for name in columns)
+    if len(planned) < 3:
+        return Launch(layers, None, None, None)
+    mixed, tokens = prompts > 0, prompts + decodes
+    took_us = 1e6 * (output[1:-1] - planned[2:])  # by the third of three iterations
+    known = (took_us > 0) & ~mixed[:-2]
+    decoding = known & ~mixed[1:-1] & ~mixed[2:]
+    if not decoding.any():
+        return Launch(layers, None, None, None)
+    decode_us = float(np.median(took_us[decoding]))
+    large = tokens > recorded_tokens
+    graph_us = _median(took_us[known & mixed[1:-1] & ~large[1:-1] & ~mixed[2:]])
+    pieces_us = _median(took_us[known & ~mixed[1:-1] & mixed[2:] & ~large[2:]])
+    eager_us = _median(took_us[known & ~mixed[1:-1] & mixed[2:] & large[2:]])
+    return Launch(
+        layers,
+        graph_us if graph_us and graph_us < decode_us else None,
+        pieces_us if pieces_us and pieces_us > LONGER * decode_us else None,
+        eager_us if eager_us and eager_us > LONGER * decode_us else None,
+    )
+
+
+def _median(values: np.ndarray) -> float | None:
+    return float(np.median(values)) if len(values) >= SHOWN else None
