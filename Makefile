@@ -71,11 +71,14 @@ help: ## this list
 	@echo
 	@echo '  SCENARIO=name   one of: $(SCENARIOS) (plan: cpu by default; report: all); a copied file is a new one'
 
-# Measuring is alone on the machine; only notebooks that load what is recorded run side by side, one a core.
-SIDE_BY_SIDE = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(or $(shell nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null),1))
+# Measuring is alone on the machine; only notebooks that load what is recorded run side by side: one a core, and one
+# more, since a kernel's start and end are waiting for the most part.
+SIDE_BY_SIDE = $(if $(findstring -j,$(MAKEFLAGS)),,-j$(shell expr 1 + $$(nproc 2>/dev/null || sysctl -n hw.ncpu 2>/dev/null || echo 1)))
+# Imports once for all of a report's notebooks and kernels.
+WARM = $(PY) -m batchlab.report.warm
 ifdef ONE
 report: $(LAB_READY)
-	@$(MAKE) $(SIDE_BY_SIDE) SCENARIO=$(SCENARIO) one-report
+	@$(WARM) $(MAKE) $(SIDE_BY_SIDE) SCENARIO=$(SCENARIO) one-report
 	@echo 'report: $(OUT)/report.html'
 
 one-report: $(OUT)/report.html $(BUILD)/index.html
@@ -84,7 +87,7 @@ else
 # One scenario after the other. One that fails leaves the others as they are.
 report: $(LAB_READY) ## every scenario that this machine can (SCENARIO=name: that one), and build/index.html on top
 	@failed=; for name in $(BUILDABLE); do \
-	  $(MAKE) $(SIDE_BY_SIDE) SCENARIO=$$name $(BUILD)/$$name/report.html \
+	  $(WARM) $(MAKE) $(SIDE_BY_SIDE) SCENARIO=$$name $(BUILD)/$$name/report.html \
 	    || failed="$$failed $$name"; \
 	done; \
 	mkdir -p $(BUILD); \
@@ -164,7 +167,7 @@ $(OUT)/notebooks.stamp: FORCE | $(OUT)
 # part of its outcome and no reason to run it again: the stamp is brought up to date before the notebook's own time.
 $(FIRST): $(wildcard notebooks/01-*.ipynb) $(INPUTS) $(MEASURES_WITH)
 	@echo 'report: $(SCENARIO), $(<F)'
-	@$(EXECUTE)
+	@$(if $(filter cpu,$(HARDWARE)),BATCHLAB_WARM= )$(EXECUTE)
 	@$(RECORDED) | $(call IF_CHANGED,$(OUT)/results.stamp)
 	@touch $@
 

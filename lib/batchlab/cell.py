@@ -10,8 +10,14 @@ SIMULATED = "simulated"  # the transport of a simulated engine
 WARM_LIMITS = {"vllm": ("max_batch_size", "max_num_tokens"), "sglang": ("max_batch_size",)}
 
 
+class _Named:
+    """Room for a cell's id beside its fields, so that it is no coordinate: neither compared, copied nor written."""
+
+    __slots__ = ("_id",)
+
+
 @dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(_Named):
     """One point of a study.
 
     `dataset`, `arrival` and `engine_options` are the scenario's validated values; `request_rate` is requests a
@@ -38,10 +44,16 @@ class Cell:
         """12 hexadecimal digits: the SHA-256 of the cell's canonical JSON, cut.
 
         What is absent (None, or empty) is left out, so that a coordinate added later renames no recorded cell.
+        Computed once: a report asks for a cell's id some hundred times.
         """
-        given = {key: value for key, value in asdict(self).items() if value not in (None, {})}
-        canonical = json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
-        return hashlib.sha256(canonical.encode()).hexdigest()[:12]
+        try:
+            return self._id
+        except AttributeError:
+            given = {key: value for key, value in asdict(self).items() if value not in (None, {})}
+            canonical = json.dumps(given, sort_keys=True, separators=(",", ":"), allow_nan=False)
+            made = hashlib.sha256(canonical.encode()).hexdigest()[:12]
+            object.__setattr__(self, "_id", made)
+            return made
 
     @property
     def evidence(self) -> str:

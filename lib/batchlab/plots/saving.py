@@ -6,11 +6,14 @@ import io
 import os
 import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import PlaceHolderLayoutEngine
 
 from batchlab.errors import UsageError
 from batchlab.plots.style import MUTED, styled
@@ -87,8 +90,33 @@ def render(fig: Figure, kind: str) -> bytes:
     """The figure's bytes, without date, version or random ids."""
     metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
     buffer = io.BytesIO()
-    fig.savefig(buffer, format=kind, metadata=metadata, bbox_inches="tight", pad_inches=0.06)
+    with drawn_once(fig):
+        fig.savefig(buffer, format=kind, metadata=metadata, bbox_inches="tight", pad_inches=0.06)
     return buffer.getvalue()
+
+
+@contextmanager
+def drawn_once(fig: Figure) -> Iterator[None]:
+    """Leaves out the first of the two drawings that saving with a tight box takes.
+
+    matplotlib draws everything once without ink, so that layout and ticks are in place before it looks for the box. A
+    settled figure's are, and looking for the box updates ticks, labels and titles by itself.
+    """
+    if not isinstance(fig.get_layout_engine(), PlaceHolderLayoutEngine):  # not by `settle`
+        yield
+        return
+    draw, skipped = fig.draw, []
+
+    def later(renderer: Any) -> None:
+        if skipped:
+            draw(renderer)
+        skipped.append(renderer)
+
+    fig.draw = later  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del fig.draw
 
 
 @styled

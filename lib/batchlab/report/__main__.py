@@ -1,10 +1,12 @@
 """`python -m batchlab.report execute|render|index`: notebooks, executed and as one HTML file."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 
 from batchlab.errors import UsageError
+from batchlab.report import warm
 
 
 def parser() -> argparse.ArgumentParser:
@@ -68,4 +70,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = warm.ask("report", sys.argv[1:]) if warm.ADDRESS in os.environ else None
+    sys.exit(main() if status is None else status)

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from batchlab import paths
+from batchlab.report import warm
 
 NAME = "python3"
 QUIET = ("--log-level=CRITICAL",)  # a kernel warns of its transport and of every interrupt
@@ -24,11 +25,12 @@ def own_kernel() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="batchlab-kernel-") as folder:
         spec = Path(folder) / "kernels" / NAME
         spec.mkdir(parents=True)
+        launcher = "batchlab.report.launcher" if warm.ADDRESS in os.environ else "ipykernel_launcher"
         library = os.pathsep.join(filter(None, [str(paths.ROOT / "lib"), os.environ.get("PYTHONPATH")]))
         (spec / "kernel.json").write_text(
             json.dumps(
                 {
-                    "argv": [sys.executable, "-m", "ipykernel_launcher", *QUIET, "-f", "{connection_file}"],
+                    "argv": [sys.executable, "-m", launcher, *QUIET, "-f", "{connection_file}"],
                     "display_name": "Python 3 (batchlab)",
                     "language": "python",
                     "env": {"PYTHONPATH": library},
