@@ -135,3 +135,13 @@ def test_a_taken_port_names_who_has_it():
         with pytest.raises(UsageError, match=rf"port {port} is taken by process {os.getpid()} .*drop `port`"):
             process.free_port(port)
     assert process.free_port(port) == port
+
+
+def test_a_port_as_low_as_the_engine_needs():
+    free = {process.free_port() for _ in range(40)}
+    highest = sorted(free)[len(free) // 2]
+    assert all(process.free_port(highest=highest) <= highest for _ in range(40)) and max(free) > highest
+    with pytest.raises(UsageError, match=r"port 60000: this engine takes ports up to 55535"):
+        process.free_port(60000, highest=55535)
+    with pytest.raises(UsageError, match=r"no free port up to 1;"):
+        process.free_port(highest=1)

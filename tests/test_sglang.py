@@ -149,3 +149,9 @@ def test_what_is_asked_for_is_exact_and_costs_nothing(tmp_path, monkeypatch):
     target = engine(tmp_path, monkeypatch).target()
     assert target.ignore_eos and target.continuous_usage and target.prompt_format == "ids"
     assert target.extra == {"min_tokens": None}
+
+
+def test_a_port_that_leaves_none_for_grpc_is_refused_before_the_start(tmp_path, monkeypatch):
+    """It keeps port + 10000 for gRPC and dies where that is none: with ports of the system's choice, one start in five."""
+    with pytest.raises(UsageError, match="port 58000: this engine takes ports up to 55535"):
+        engine(tmp_path, monkeypatch, port=58000).start(Limits(max_batch_size=4, max_num_tokens=64))

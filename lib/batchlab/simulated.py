@@ -54,6 +54,13 @@ def _version() -> str:
         return "none"
 
 
+def absent() -> str | None:
+    """Why no operator times can be had on this machine; None where they can."""
+    from batchlab.sim.hardware import NOT_INSTALLED, systems_folder
+
+    return NOT_INSTALLED if systems_folder() is None else None
+
+
 def arguments(cell: Cell) -> dict[str, Any]:
     """A cell as the arguments of `sim.simulate`, requests included.
 

@@ -75,14 +75,19 @@ class Study:
     ) -> measure.Outcome:
         """Simulate and measure what is missing, of one engine of the scenario or of all.
 
-        An engine that this machine has not is left out, and told of. UsageError when it has none of them, EngineError
-        never: see Outcome.failures.
+        An engine that this machine has not is left out, and told of; so are simulated cells where the package with
+        the operator times is not installed, as on a host that only measures. UsageError when nothing is left for that,
+        EngineError never: see Outcome.failures.
         """
         asked = {p.cell.id for p in self.planned if engine in (None, p.engine)}
         left = self.missing(sweep, retry_invalid=retry_invalid, tell=tell)
         wanted = [c for c in left if c.id in asked]
-        done = self.simulate([c for c in wanted if c.transport == SIMULATED])
+        twins = [c for c in wanted if c.transport == SIMULATED]
         wanted = [c for c in wanted if c.transport != SIMULATED]
+        if twins and wanted and (reason := simulated.absent()):
+            tell(f"{len(twins)} simulated cells are left out: {reason}")
+            twins = []
+        done = self.simulate(twins)
         if not wanted:
             return measure.Outcome(0, 0, [], done)
         engines = {c.engine for c in wanted}

@@ -103,19 +103,27 @@ def launch(command: Sequence[str], *, env: Mapping[str, str], log: Path, cleanup
     return EngineProcess(child, log)
 
 
-def free_port(wanted: int | None = None) -> int:
-    """A port on loopback that nobody listens on; UsageError, naming who does, when the wanted one is taken."""
-    with socket.socket() as probe:
-        if wanted:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", wanted or 0))
-        except OSError:
-            raise UsageError(
-                f"port {wanted} is taken{_listener(wanted)}; stop that process, or change or drop `port` "
-                "in the scenario"
-            ) from None
-        return probe.getsockname()[1]
+def free_port(wanted: int | None = None, *, highest: int = 65535) -> int:
+    """A port on loopback that nobody listens on, at most `highest`.
+
+    UsageError for a wanted one that is taken, naming who has it, or that is too high; and where none is free.
+    """
+    if wanted and wanted > highest:
+        raise UsageError(f"port {wanted}: this engine takes ports up to {highest}; change or drop `port` in the scenario")
+    for _ in range(200):
+        with socket.socket() as probe:
+            if wanted:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", wanted or 0))
+            except OSError:
+                raise UsageError(
+                    f"port {wanted} is taken{_listener(wanted)}; stop that process, or change or drop `port` "
+                    "in the scenario"
+                ) from None
+            if (port := probe.getsockname()[1]) <= highest:
+                return port
+    raise UsageError(f"the system offers no free port up to {highest}; name one as `port` in the scenario")
 
 
 def _listener(port: int) -> str:

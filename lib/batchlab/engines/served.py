@@ -39,6 +39,7 @@ class ServedEngine(ABC):
     warm_limits: ClassVar[tuple[str, ...]] = ()
     text_prompts: ClassVar[bool] = False  # it takes no token ids
     inner_port: ClassVar[int] = 8000
+    highest_port: ClassVar[int] = 65535
     container_flags: ClassVar[tuple[str, ...]] = ()
     known: ClassVar[Mapping[str, str]] = {}
 
@@ -117,7 +118,8 @@ class ServedEngine(ABC):
         self._work = Path(tempfile.mkdtemp(prefix="batchlab-"))
         self._work.chmod(0o755)
         try:
-            self._port = process.free_port(self.spec.port)
+            local = self.spec.runtime != "container"
+            self._port = process.free_port(self.spec.port, highest=self.highest_port if local else 65535)
             env = {**self.environment(), **self.spec.env}
             if self.spec.runtime == "container":
                 command = [*self.program, *self.arguments(limits, "0.0.0.0", self.inner_port)]

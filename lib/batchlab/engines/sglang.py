@@ -43,6 +43,7 @@ class SglangEngine(ServedEngine):
     title = "SGLang"
     warm_limits = WARM_LIMITS["sglang"]
     inner_port = 30000
+    highest_port = 55535  # it keeps the port 10,000 above for gRPC, and refuses to start where that is none (0.5.13)
     container_flags = ("--shm-size", "32g")
     largest: Limits | None = None  # what a release without warm limits was first started with
     known: ClassVar = {

@@ -9,6 +9,8 @@ import yaml
 
 from batchlab.errors import UsageError
 
+NOT_INSTALLED = "the package aiconfigurator-core is not installed: pip install -r requirements/lab.txt"
+
 
 @dataclass(frozen=True, slots=True)
 class Card:
@@ -84,6 +86,8 @@ def load_card(name: str) -> Card:
     if name not in cards:
         measured = sorted(c.name for c in cards.values() if c.measured)
         rest = sorted(c.name for c in cards.values() if not c.measured)
+        if systems_folder() is None:
+            raise UsageError(f"hardware '{name}': {NOT_INSTALLED}; without it there is {', '.join(sorted(cards))}")
         raise UsageError(
             f"unknown hardware '{name}'; with measured operator times: {', '.join(measured)}; "
             f"by roofline only: {', '.join(rest)}"

@@ -21,7 +21,7 @@ import numpy as np
 
 from batchlab.errors import UsageError
 from batchlab.models import Shape
-from batchlab.sim.hardware import Card, systems_folder
+from batchlab.sim.hardware import NOT_INSTALLED, Card, systems_folder
 from batchlab.sim.kernels import other_backend
 from batchlab.sim.memory import Quantization
 
@@ -227,7 +227,7 @@ def _compile(model: Shape, card: Card, backend: str, quantization: Quantization,
     bfloat16).
     """
     if systems_folder() is None:
-        raise UsageError("the package aiconfigurator-core is not installed: pip install -r requirements/lab.txt")
+        raise UsageError(NOT_INSTALLED)
     from aiconfigurator_core.sdk.engine import EngineHandle
     from aiconfigurator_core.sdk.errors import PerfDataNotAvailableError
 
