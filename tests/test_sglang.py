@@ -8,7 +8,7 @@ from batchlab import models
 from batchlab.client.clock import offset_ns
 from batchlab.engines import sglang, tools
 from batchlab.engines.sglang import SglangEngine, iterations
-from batchlab.errors import UsageError
+from batchlab.errors import EngineError, UsageError
 from batchlab.scenario import EngineSpec, Limits
 
 # as 0.5.13 writes them (srt/managers/scheduler_components/metrics_reporter.py), with invented numbers
@@ -152,6 +152,6 @@ def test_what_is_asked_for_is_exact_and_costs_nothing(tmp_path, monkeypatch):
 
 
 def test_a_port_that_leaves_none_for_grpc_is_refused_before_the_start(tmp_path, monkeypatch):
-    """It keeps port + 10000 for gRPC and dies where that is none: with ports of the system's choice, one start in five."""
-    with pytest.raises(UsageError, match="port 58000: this engine takes ports up to 55535"):
+    """It keeps port + 10000 for gRPC and dies where that is none: of the ports that Linux chooses, one in five."""
+    with pytest.raises(EngineError, match="port 58000: this engine takes ports up to 55535"):
         engine(tmp_path, monkeypatch, port=58000).start(Limits(max_batch_size=4, max_num_tokens=64))

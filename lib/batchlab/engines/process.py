@@ -109,7 +109,7 @@ def free_port(wanted: int | None = None, *, highest: int = 65535) -> int:
     UsageError for a wanted one that is taken, naming who has it, or that is too high; and where none is free.
     """
     if wanted and wanted > highest:
-        raise UsageError(f"port {wanted}: this engine takes ports up to {highest}; change or drop `port` in the scenario")
+        raise UsageError(f"port {wanted}: this engine takes ports up to {highest}; change `port` in the scenario")
     for _ in range(200):
         with socket.socket() as probe:
             if wanted:
