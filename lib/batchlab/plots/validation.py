@@ -15,9 +15,20 @@ SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56
 MARKERS = ("x", "o", "s", "^", "D", "v", "P")
 
 
+EVEN = 0.1  # up to here the axis of errors is linear
+SIDE = 2**0.75  # factor of room at both ends of the axis of batch sizes, for points beside each other
+
+
+def _apart(sizes: list[float]) -> list[float]:
+    """The batch sizes whose ticks do not touch: all powers of two, and others that are a third of an octave off."""
+    powers = [s for s in sizes if s > 0 and np.log2(s) % 1 == 0]
+    return sorted([*powers, *(s for s in set(sizes) - set(powers) if all(abs(np.log2(s / p)) > 0.34 for p in powers))])
+
+
 @styled
 def errors(compared: pd.DataFrame, goals: dict[str, float], sets: tuple[str, ...]) -> list[Axes]:
-    """A panel a figure: simulated / measured - 1 of each cell over max_batch_size, the goal of the mean as a band.
+    """A panel a figure: simulated / measured - 1 of each cell over max_batch_size, the goal of the mean as a band. The
+    axis is even up to ±10% and logarithmic beyond, since engines without constants of their own are far off.
 
     `compared` is what `validation.compare` returns, `goals` maps its figures to their goals, `sets` is the order of
     its sets.
@@ -25,10 +36,12 @@ def errors(compared: pd.DataFrame, goals: dict[str, float], sets: tuple[str, ...
     figures = [f for f in goals if (compared["figure"] == f).any()]
     axes = panels(len(figures), height_in=3.2)
     shown = [s for s in sets if (compared["set"] == s).any()]
-    reach = 1.15 * max(0.08, float(compared["error"].abs().max()))
+    reach = 1.25 * max(EVEN, float(compared["error"].abs().max()))
+    ticks = [t for t in (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0) if t <= reach]
+    sizes = _apart(compared["max_batch_size"].unique().tolist())
     for ax, figure in zip(axes, figures, strict=True):
         rows = compared[compared["figure"] == figure]
-        limit_axis(ax, compared["max_batch_size"].tolist(), "max_batch_size")
+        limit_axis(ax, sizes, "max_batch_size")
         ax.axhspan(-goals[figure], goals[figure], color="#eeeeee", zorder=0, linewidth=0)
         ax.axhline(0, color=MUTED, linewidth=0.8, zorder=1)
         for place, name in enumerate(shown):
@@ -37,19 +50,23 @@ def errors(compared: pd.DataFrame, goals: dict[str, float], sets: tuple[str, ...
             ax.plot(
                 x, mine["error"], linestyle="none", marker=MARKERS[look], color=SHADES[look], markersize=4, alpha=0.75
             )
+        ax.set_xlim(compared["max_batch_size"].min() / SIDE, compared["max_batch_size"].max() * SIDE)
+        ax.set_yscale("symlog", linthresh=EVEN, linscale=1.5)
         ax.set_ylim(-reach, reach)
+        ax.set_yticks([*(-t for t in reversed(ticks)), 0, *ticks])
+        ax.set_yticks([], minor=True)
         ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         words, _ = metric_words(figure)
         finite = ", at finite rates" if figure.startswith("ttft") else ""
         panel_title(ax, words[0].upper() + words[1:], f"band: the goal of the mean, ±{goals[figure]:.0%}{finite}")
         ax.set_ylabel("simulated / measured - 1")
-        if compared["max_batch_size"].nunique() > 10:
+        if len(sizes) > 10:
             ax.tick_params(axis="x", labelrotation=90, labelsize=8)
     handles = [
         Line2D([], [], linestyle="none", marker=MARKERS[i % len(SHADES)], color=SHADES[i % len(SHADES)], label=name)
         for i, name in ((sets.index(s), s) for s in shown)
     ]
-    axes[0].figure.legend(handles=handles, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=6)
+    axes[0].figure.legend(handles=handles, fontsize=9, loc="upper left", bbox_to_anchor=(0.0, 0.0), ncols=4)
     return axes
 
 

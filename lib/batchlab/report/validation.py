@@ -44,7 +44,9 @@ def stands_on(study: Study, compared: pd.DataFrame) -> Table:
         versions = ", ".join(steps["backend_version"])
         rows.append(("from", f"{steps['package']} {steps['package_version']}, {steps['backend']} {versions}"))
     named = {"step_us": "an iteration", "token_us": "an output token", "request_us": "a request on its way in"}
-    named |= {"message_us": "a message", "prompt_us": "an iteration with prompts, more"}
+    named |= {"message_us": "a message", "prompt_us": "an iteration with prompts that no graph holds, on the card"}
+    named |= {"launch_us": "launching an iteration", "pieces_us": "launching a layer in pieces, besides"}
+    named |= {"eager_us": "launching a layer kernel by kernel, besides"}
     rows += [(f"host time of {what}", f"{number(host[key])} µs") for key, what in named.items()]
     if limit := steps.get("power_limit"):
         sustained = f"{number(limit['tflops'])} TFLOP/s with {number(limit['tbytes'])} TB/s"
@@ -133,25 +135,6 @@ def error_table(compared: pd.DataFrame) -> Table:
         )
     columns = ["figure", "cells", "number", "mean error", "signed", "largest", "the worst cell"]
     return table(pd.DataFrame(rows, columns=columns), empty=LEFT_OUT)
-
-
-def worst_table(compared: pd.DataFrame, count: int = 8) -> Table:
-    """The cells with the largest errors, of all figures."""
-    order = compared["error"].abs().sort_values(ascending=False, kind="stable").index[:count]
-    rows = [
-        {
-            "cell": named(row),
-            "set": row["set"],
-            "figure": metric_words(row["figure"])[0],
-            "measured": row["measured"],
-            "simulated": row["simulated"],
-            "error": percent(row["error"], signed=True),
-        }
-        for _, row in compared.loc[order].iterrows()
-    ]
-    return table(
-        pd.DataFrame(rows, columns=["cell", "set", "figure", "measured", "simulated", "error"]), empty=LEFT_OUT
-    )
 
 
 def same_load_table(study: Study, compared: pd.DataFrame) -> Table:

@@ -27,7 +27,8 @@ class VllmV1(Policy):
     kernels: ClassVar[str] = "vllm"
     block_size: ClassVar[int] = 16
     memory_fraction: ClassVar[float] = 0.92
-    # cudagraph_capture_sizes by default; prompts run through the piecewise graphs of the same sizes
+    # cudagraph_capture_sizes by default; prompts run through the piecewise graphs of the same sizes, and larger
+    # iterations through none, which is the host's work (see sim.host)
     graph_sizes: ClassVar[tuple[int, ...]] = (1, 2, 4, *range(8, 256, 8), *range(256, 513, 16))
     graphs_mixed: ClassVar[bool] = True
 

@@ -1,0 +1,119 @@
+"""Hosts of measured cells: what their iterations show of them, and what is left of an error beside it."""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from batchlab import host_times, paths, records, simulated, study, validation
+from batchlab.report import host_times as told
+from batchlab.sim import HostOverheads, simulate
+from batchlab.sim.host import launch_times
+from sim_driver import HandTimes
+
+pytest.importorskip("aiconfigurator_core")
+
+SCENARIO = {
+    "title": "t",
+    "hardware": "h200_sxm",
+    "model": "llama-3-8b",
+    "engines": {"vllm": {"version": "0.26.0", "max_model_len": 2048}},
+    "datasets": {"long": {"input_len": 768, "output_len": 40}},
+    "defaults": {"max_batch_size": 32, "max_num_tokens": 8192},
+    "num_requests": 60,
+    "repeats": 1,
+    "sweeps": [{"name": "latency", "transport": "inprocess", "max_batch_size": [32], "request_rate": [5, 8]}],
+}
+SLOWER = 2  # times as long for a launch as the fitted host
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A study, its cells "measured" on a host that launches kernels half as fast, and how they compare."""
+    folder = tmp_path_factory.mktemp("hosts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "BUILD", folder / "build")
+        patch.setattr(paths, "RESULTS", folder / "results")
+        file = folder / "mine.yml"
+        file.write_text(yaml.safe_dump(SCENARIO, sort_keys=False))
+        mine = study.open_study(file)
+        for start, cell in enumerate(mine.cells()):
+            call = simulated.arguments(validation.twin(cell))
+            result = simulate(**call | {"host": replace(call["host"], eager_us=SLOWER * call["host"].eager_us)})
+            machine = {"name": "m", "cores": 8}
+            source = {"machine": machine, "commit": "c", "started": f"2026-01-0{start + 1}T10:00"}
+            source["engine"] = {"start_s": float(start)}
+            meta = {"invalid_reasons": [], "checks": {}, "duration_s": 1.0, "gpu": None, "provenance": source}
+            mine.store.save(cell, meta, result.requests, result.iterations.cast(records.ITERATIONS))
+        yield mine, validation.compare(mine)
+
+
+def test_iterations_show_the_launches():
+    host = HostOverheads(launch_us=1000, pieces_us=400, eager_us=900)
+    times = HandTimes(base=0.004, token=1e-5)
+    for prompt, expected in ((600, (None, None, 1000 + 32 * 900)), (100, (1000, 1000 + 32 * 400, None))):
+        requests = [(i / 15, prompt, 30) for i in range(60)]
+        result = simulate(
+            "vllm-v1", "h200_sxm", "llama-3-8b", requests, max_batch_size=64, max_num_tokens=2048, host=host,
+            step_times=times,
+        )  # fmt: skip
+        shown = launch_times(result.iterations, 32, 512)
+        for found, true in zip((shown.graph_us, shown.pieces_us, shown.eager_us), expected, strict=True):
+            assert found is None if true is None else found == pytest.approx(true, rel=0.02)
+
+
+def test_a_launch_that_is_hidden_behind_the_card_is_not_told():
+    quick = HostOverheads(launch_us=1000, pieces_us=50, eager_us=50)
+    result = simulate(
+        "vllm-v1", "h200_sxm", "llama-3-8b", [(i / 15, 600, 30) for i in range(60)], max_batch_size=64,
+        max_num_tokens=2048, host=quick, step_times=HandTimes(base=0.004, token=1e-5),
+    )  # fmt: skip
+    assert launch_times(result.iterations, 32, 512).eager_us is None
+    assert launch_times(result.iterations.slice(0, 2), 32, 512).eager_us is None
+
+
+def test_an_error_that_is_the_hosts_goes_with_its_own_times(compared):
+    mine, rows = compared
+    wide = host_times.with_own_host(mine, rows, validation.WORST)
+    ttft = wide[wide["figure"] == "ttft_mean_ms"]
+    assert len(ttft) == 2 and (ttft["error"] < -0.2).all()
+    assert (wide["own_error"].abs() < 0.03).all()
+    table = told.above_table(wide, validation.WORST)
+    assert len(table.rows) == len(wide) and table.headings[-1] == "with its own host's times"
+    reading = repr(told.above_reading(wide, validation.WORST))
+    assert f"{len(wide)} figures of 2 cells are off by more than 8%" in reading
+    assert f"0 of these {len(wide)} are" in reading
+
+
+def test_each_start_has_its_own_row(compared):
+    cells = host_times.by_cell(*compared)
+    starts = host_times.by_start(cells)
+    assert starts["start"].tolist() == [1, 2] and starts["cells"].tolist() == [1, 1]
+    fitted_ms = 3.3 + 32 * 0.69 * SLOWER
+    assert starts["eager_us"].to_numpy() / 1e3 == pytest.approx(fitted_ms, rel=0.05)
+    first = told.starts_table(cells).rows[0]
+    assert first[0] == "2026-01-01 10:00" and first[3:5] == ("not shown", "not shown")
+
+
+def test_equal_iterations_are_compared_between_starts_and_within():
+    frame = pd.DataFrame(
+        [("d", 16, 1, True, 100.0), ("d", 16, 1, True, 102.0), ("d", 16, 2, True, 111.1), ("d", 8, 1, True, 50.0)],
+        columns=["dataset", "max_batch_size", "start", "at_once", "decode_us"],
+    )
+    (row,) = host_times.same_iteration(frame).to_dict("records")
+    assert (row["starts"], row["lowest_us"], row["highest_us"]) == (2, 101, 111.1)
+    assert row["within"] == pytest.approx(0.02)
+    reading = repr(told.starts_reading(frame.assign(eager_us=np.nan, pieces_us=np.nan)))
+    assert "at 1 points" in reading and "up to 10.0% longer in one start" in reading
+
+
+def test_nothing_to_tell_is_one_line(compared):
+    mine, rows = compared
+    none = host_times.with_own_host(mine, rows.iloc[:0], validation.WORST)
+    assert "No figure that was compared" in repr(told.above_table(none, validation.WORST))
+    assert told.above_reading(none, validation.WORST).sentences == ()
+    empty = host_times.by_cell(mine, rows.iloc[:0])
+    assert "No measured iteration shows" in repr(told.starts_table(empty))
+    assert told.starts_reading(empty).sentences == ()
