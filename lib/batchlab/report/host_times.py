@@ -40,7 +40,7 @@ def above_table(wide: pd.DataFrame, above: float) -> Table:
 def above_reading(wide: pd.DataFrame, above: float) -> Reading:
     """How many figures are off by more than `above`, and how many still are with their own host's times."""
     if wide.empty:
-        return Reading(())
+        return Reading((f"No error above {above:.0%} is left to explain.",))
     shown = wide[wide["own_error"].notna()]
     told = f"{len(wide)} figures of {wide['cell'].nunique()} cells are off by more than {above:.0%}."
     if len(shown):
@@ -82,7 +82,7 @@ def starts_reading(cells: pd.DataFrame) -> Reading:
             f", and up to {percent(within.max())} longer in one cell than in another of the same start (median "
             f"{percent(within.median())}): cards and hosts of one kind differ by that."
         )
-    return Reading(tuple(told))
+    return Reading(tuple(told) or ("No iteration was measured in more than one engine start.",))
 
 
 def _own(error: float) -> str:
