@@ -53,6 +53,10 @@ OTHERS := $(basename $(notdir $(filter-out $(NUMBERED),$(sort $(wildcard noteboo
 FIRST := $(OUT)/01.ipynb
 LATER := $(patsubst %,$(OUT)/%.ipynb,$(filter-out 01,$(NUMBERS)))
 EXECUTED := $(FIRST) $(LATER) $(OTHERS:%=$(OUT)/%.ipynb)
+AHEAD := $(OUT)/ahead.stamp
+# Where nothing can be measured (cells of a GPU, on a machine without one) no notebook waits for 01, which would.
+MEASURED_HERE := $(if $(filter cpu,$(HARDWARE)),yes,$(shell command -v nvidia-smi))
+AFTER := $(if $(MEASURED_HERE),$(FIRST),$(AHEAD))
 INPUTS := $(LIBRARY) $(DATA) $(SCENARIO_FILE) $(OUT)/results.stamp $(LAB_READY)
 
 EXECUTE = $(PY) -m batchlab.report execute $< --scenario $(SCENARIO) >/dev/null
@@ -165,19 +169,24 @@ $(OUT)/notebooks.stamp: FORCE | $(OUT)
 
 # 01 asks for the whole plan, so this is where measuring happens, with its progress on the terminal. What it records is
 # part of its outcome and no reason to run it again: the stamp is brought up to date before the notebook's own time.
-$(FIRST): $(wildcard notebooks/01-*.ipynb) $(INPUTS) $(MEASURES_WITH)
+$(FIRST): $(wildcard notebooks/01-*.ipynb) $(INPUTS) $(MEASURES_WITH) $(if $(filter cpu,$(HARDWARE)),,$(AHEAD))
 	@echo 'report: $(SCENARIO), $(<F)'
 	@$(if $(filter cpu,$(HARDWARE)),BATCHLAB_WARM= )$(EXECUTE)
-	@$(RECORDED) | $(call IF_CHANGED,$(OUT)/results.stamp)
+	@$(if $(MEASURED_HERE),$(RECORDED) | $(call IF_CHANGED,$(OUT)/results.stamp); touch $(AHEAD))
+	@touch $@
+
+# What is simulated, and the records' summaries: over all cores, before the notebooks that would each wait for it.
+$(AHEAD): $(INPUTS)
+	@$(PY) -m batchlab.report ahead --scenario $(SCENARIO)
 	@touch $@
 
 # The others load what 01 left, so any number of them may run at once; one thread each is enough.
 .SECONDEXPANSION:
-$(LATER): $(OUT)/%.ipynb: $$(wildcard notebooks/$$*-*.ipynb) $(INPUTS) $(FIRST)
+$(LATER): $(OUT)/%.ipynb: $$(wildcard notebooks/$$*-*.ipynb) $(INPUTS) $(AFTER)
 	@echo 'report: $(SCENARIO), $(<F)'
 	@OMP_NUM_THREADS=1 $(EXECUTE)
 
-$(OTHERS:%=$(OUT)/%.ipynb): $(OUT)/%.ipynb: notebooks/%.ipynb $(INPUTS) $(FIRST)
+$(OTHERS:%=$(OUT)/%.ipynb): $(OUT)/%.ipynb: notebooks/%.ipynb $(INPUTS) $(AFTER)
 	@echo 'report: $(SCENARIO), $(<F)'
 	@OMP_NUM_THREADS=1 $(EXECUTE)
 

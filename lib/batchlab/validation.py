@@ -42,6 +42,20 @@ def twin(cell: Cell) -> Cell | None:
     return made if cell.token_rule is None else None
 
 
+def pairs(study: Study) -> list[tuple[Cell, Cell]]:
+    """The measured, valid cells that can be simulated, each with its twin."""
+    frame = study.frame().drop_duplicates("cell").set_index("cell")
+    known: dict[tuple[str, ...], bool] = {}
+    found = []
+    for cell in study.cells():
+        if cell.transport == SIMULATED or not frame.at[cell.id, "valid"]:
+            continue
+        other = twin(cell)
+        if known.setdefault((*cell.launch_key(), str(cell.token_rule is None)), other is not None):
+            found.append((cell, other))
+    return found
+
+
 def compare(study: Study) -> pd.DataFrame:
     """A row a measured, valid cell and figure of GOALS: COLUMNS. Twins that are missing are simulated.
 
@@ -49,16 +63,10 @@ def compare(study: Study) -> pd.DataFrame:
     makespan in another form. Empty where the study holds no measured cell that can be simulated.
     """
     frame = study.frame().drop_duplicates("cell").set_index("cell")
-    real = [c for c in study.cells() if c.transport != SIMULATED and frame.at[c.id, "valid"]]
-    known: dict[tuple[str, ...], bool] = {}
-    pairs = []
-    for cell in real:
-        key = (*cell.launch_key(), str(cell.token_rule is None))
-        if known.setdefault(key, twin(cell) is not None):
-            pairs.append((cell, twin(cell)))
-    study.simulate([t for _, t in pairs])
+    beside = pairs(study)
+    study.simulate([t for _, t in beside])
     rows = []
-    for (cell, other), where in zip(pairs, sets([c for c, _ in pairs]), strict=True):
+    for (cell, other), where in zip(beside, sets([c for c, _ in beside]), strict=True):
         mine, theirs = frame.loc[cell.id], simulated.store(other.hardware).meta(other.id)["summary"]
         common = {
             "cell": cell.id,

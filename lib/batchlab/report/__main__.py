@@ -1,4 +1,4 @@
-"""`python -m batchlab.report execute|render|index`: notebooks, executed and as one HTML file."""
+"""`python -m batchlab.report ahead|execute|render|index`: notebooks, executed and as one HTML file."""
 
 import argparse
 import os
@@ -19,7 +19,8 @@ def parser() -> argparse.ArgumentParser:
     execute.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="another parameter")
     execute.add_argument("--timeout", type=int, metavar="SECONDS", help="time limit of one notebook cell")
     render = commands.add_parser("render", help="one HTML file of a scenario's executed notebooks")
-    for command in (execute, render):
+    ahead = commands.add_parser("ahead", help="compute what notebooks share; measures nothing")
+    for command in (execute, render, ahead):
         command.add_argument(
             "--scenario", required=True, help="a name in data/scenarios/, or a path to a .yml file"
         )
@@ -38,6 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     from batchlab.report.parameters import parse
 
     try:
+        if args.command == "ahead":
+            from batchlab.report.ahead import ahead
+
+            ahead(args.scenario)
+            return 0
         if args.command == "execute":
             if args.timeout is not None and args.timeout <= 0:
                 raise UsageError(f"--timeout {args.timeout}: give a positive number of seconds")

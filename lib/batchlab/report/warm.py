@@ -43,6 +43,7 @@ LOADED = (
     "batchlab.report.render",
     "batchlab.report.index",
     "batchlab.recommend",
+    "batchlab.report.ahead",
     "batchlab.report.budgets",
     "batchlab.report.limits",
     "batchlab.report.peers",

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from batchlab.sim.api import simulate
@@ -40,12 +41,19 @@ def over_cores(
     if processes <= 1:
         yield from map(function, jobs)
         return
-    # spawn: a notebook's kernel has threads, which a forked child would inherit half-way
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context(_start_method())) as pool:
         chunk = max(1, min(32, len(jobs) // (4 * processes)))
         with _main_left_alone():
             results = pool.map(function, jobs, chunksize=chunk)
         yield from results
+
+
+def _start_method() -> str:
+    """fork where this process has one thread only, so that nothing is imported again; else spawn: a notebook's kernel
+    has threads, which a forked child would inherit half-way.
+    """
+    tasks = Path("/proc/self/task")
+    return "fork" if tasks.is_dir() and len(list(tasks.iterdir())) == 1 else "spawn"
 
 
 @contextmanager
