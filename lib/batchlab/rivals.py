@@ -43,21 +43,21 @@ def compared(scenario: Scenario, cells: pd.DataFrame, *, at_once: bool) -> pd.Da
         return nothing
     real = cells[(cells["sweep"] == sweep.name) & (cells["request_rate"].map(math.isinf) == at_once)]
     real = real[real["request_rate"] == real["request_rate"].min()]
-    places = {key(row, PLACE) for row in real.to_dict("records")}
+    places = {key(row, PLACE) for row in real[PLACE].to_dict("records")}
     told = real[["engine", "engine_version"]].drop_duplicates().itertuples(index=False)
     policies = {policy for engine, version in told if (policy := _policy(engine, version))}
     simulated = cells[(cells["evidence"] == "simulated") & cells["model"].isin(real["model"])]
     beside = [
         (scenario.engines[row["engine"]].engine or row["engine"]) in policies and key(row, PLACE) in places
-        for row in simulated.to_dict("records")
+        for row in simulated[["engine", *PLACE]].to_dict("records")
     ]
     every = points(cells)
     if every.empty:
         return nothing
     by = [c for c in POINT if c in cells]
     chosen = (real, simulated[np.array(beside, dtype=bool)])
-    wanted = {key(row, by) for rows in chosen for row in rows.to_dict("records")}
-    return every[[key(row, by) in wanted for row in every.to_dict("records")]].reset_index(drop=True)
+    wanted = {key(row, by) for rows in chosen for row in rows[by].to_dict("records")}
+    return every[[key(row, by) in wanted for row in every[by].to_dict("records")]].reset_index(drop=True)
 
 
 def cells_of(scenario: Scenario, cells: pd.DataFrame) -> pd.DataFrame:
@@ -93,10 +93,11 @@ def ratios(found: pd.DataFrame, axis: str, metric: str, defaults: Any = None) ->
     The other limit is at its default (`other`). The interval is the first-order one of a quotient of independent means:
     relative half-widths add as squares; null where a point has none. `apart`: the interval leaves 1 out.
     """
+    other = "max_num_tokens" if axis == "max_batch_size" else "max_batch_size"
     line = along(measured(found), axis, defaults)
     good = line[valid(line) & line[metric].notna()] if len(line) else line
+    good = good[[c for c in ("dataset", "engine", axis, other, metric, f"{metric}_hi") if c in good]]
     rows: list[dict[str, Any]] = []
-    other = "max_num_tokens" if axis == "max_batch_size" else "max_batch_size"
     engines = recorded_engines(found)
     for dataset, mine in good.groupby("dataset", sort=False) if len(engines) > 1 else ():
         for (at, beside), place in mine.groupby([axis, other]):

@@ -1,7 +1,8 @@
 """What several notebooks of a scenario need and would wait for, computed ahead of them, over all cores.
 
-The summaries of what is recorded, the planned simulated cells, the simulated twins of recorded cells, and the
-comparison with what is published. All of it is kept where the notebooks look for it; none of it is measured.
+The summaries of what is recorded; the planned simulated cells, the simulated twins of recorded ones, and those that
+other scenarios plan of the same question; and the comparison with what is published. All of it is kept where the
+notebooks look for it; none of it is measured.
 """
 
 from functools import partial
@@ -9,6 +10,9 @@ from functools import partial
 from batchlab import kept, study, summaries, validation
 from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import UsageError
+from batchlab.report import elsewhere
+from batchlab.report.budgets import FIXED
+from batchlab.report.limits import ASKS
 from batchlab.report.validation import published_rows
 from batchlab.sim.grid import over_cores
 from batchlab.store import Store
@@ -21,6 +25,9 @@ def ahead(scenario: str) -> None:
         planned = opened.cells()
         list(over_cores(partial(_keep, store=opened.store), unknown(opened.store, planned)))
         opened.simulate([*(c for c in planned if c.transport == SIMULATED), *(t for _, t in validation.pairs(opened))])
+        for sweeps in (ASKS, (FIXED,)):
+            frame = opened.frame()
+            elsewhere.cells(opened, frame[frame["sweep"].isin(sweeps)], *sweeps)
         published_rows(opened)
     except UsageError:
         return
