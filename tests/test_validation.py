@@ -9,6 +9,7 @@ import yaml
 
 from batchlab import paths, records, simulated, study, validation
 from batchlab.plots import validation as figures
+from batchlab.report import ahead
 from batchlab.report import validation as told
 from batchlab.sim import simulate
 from batchlab.study import Study
@@ -54,6 +55,16 @@ def measured(tmp_path_factory) -> Study:
 def bare(cell):
     call = simulated.arguments(validation.twin(cell))
     return simulate(**{k: v for k, v in call.items() if k not in ("host", "power")})
+
+
+def test_what_notebooks_share_is_there_ahead_of_them(measured, monkeypatch, tmp_path):
+    monkeypatch.setattr(paths, "BUILD", tmp_path / "build")
+    monkeypatch.setattr("batchlab.report.elsewhere.names", lambda: [])
+    twins = [other for _, other in validation.pairs(measured)]
+    assert simulated.missing(twins) == twins != [] and ahead.unknown(measured.store, measured.cells())
+    ahead.ahead(str(measured.scenario.path))
+    assert simulated.missing(twins) == [] and ahead.unknown(measured.store, measured.cells()) == []
+    ahead.ahead(str(tmp_path / "absent.yml"))  # it is the notebook that says so
 
 
 def test_a_twin_is_the_same_point_on_the_policy_of_that_release(measured):
