@@ -48,6 +48,7 @@ def test_limits_graphs_and_what_is_switched_off(tmp_path, monkeypatch):
     assert told["--max-running-requests"] == told["--cuda-graph-max-bs"] == "512"
     assert told["--chunked-prefill-size"] == told["--max-prefill-tokens"] == "4096"
     assert told["--disable-radix-cache"] is True and told["--load-format"] == "dummy"
+    assert told["--context-length"] == str(models.shape("tiny-llama").max_len)
     assert told["--decode-log-interval"] == "1" and "--skip-tokenizer-init" not in told
 
 

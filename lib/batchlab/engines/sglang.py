@@ -92,6 +92,9 @@ class SglangEngine(ServedEngine):
         }
         if self.model.is_random:
             args["load-format"] = "dummy"
+            # the model's own length, said aloud: only then does 0.5.13 keep its warm-up of prefill graphs, as long as a
+            # chunk, within the positions that the model has; past them cuBLAS fails (SGLang's issue 21112)
+            args["context-length"] = models.shape(self.model.name).max_len
         for key, flag in (
             ("max_model_len", "context-length"),
             ("gpu_memory_utilization", "mem-fraction-static"),
