@@ -1,5 +1,6 @@
 """Two measured engines over one transport: which points are compared, their ratios and what is said."""
 
+import math
 from types import SimpleNamespace
 
 import pandas as pd
@@ -64,7 +65,8 @@ def test_ratios_are_over_the_first_engine_with_the_interval_of_a_quotient(study)
     one = found[(found["dataset"] == "decode-heavy") & (found["max_batch_size"] == 4)].set_index("engine")
     rel = {e: one.loc[e, "output_throughput_tok_s_hi"] / one.loc[e, "output_throughput_tok_s"] - 1 for e in one.index}
     row = rows[(rows["dataset"] == "decode-heavy") & (rows["at"] == 4)].iloc[0]
-    assert row["ratio_hi"] == pytest.approx(1.2 * (1 + (rel["vllm"] ** 2 + rel["sglang"] ** 2) ** 0.5))
+    assert row["ratio_hi"] == pytest.approx(1.2 * math.exp(math.hypot(rel["vllm"], rel["sglang"])))
+    assert row["ratio_lo"] * row["ratio_hi"] == pytest.approx(1.2**2)
     equal = rivals.ratios(compared(study, both(1.0)), "max_batch_size", "output_throughput_tok_s", synthetic.DEFAULTS)
     assert not equal["apart"].any()
 
@@ -97,7 +99,7 @@ def test_points_that_are_invalid_for_one_engine_are_counted_as_left_out(study):
     bad = (cells["engine"] == "vllm") & (cells["max_batch_size"] == 32)
     found = compared(study, synthetic.make_invalid(cells, bad))
     reading = str(told.reading(study, found, "tpot_mean_ms"))
-    assert "1 of 10 points are left out: not valid for both" in reading and " and 1.00" in reading
+    assert "1 of 10 points are left out: not recorded and valid for both" in reading and " and 1.00" in reading
 
 
 def test_fewer_than_two_engines_are_one_line(study):
@@ -124,6 +126,7 @@ def test_a_front_end_that_limits_its_engine_is_told_with_both_speeds(study):
     late = {cell: 1.0 + 3.0 * (engine == "sglang") for cell, engine in zip(cells["cell"], cells["engine"], strict=True)}
     study.requests = lambda cell: pd.DataFrame({"last_s": [0.9, 10.0 + late[cell] - 1], "tokens": [20, 40]})
     study.iterations = lambda cell: pd.DataFrame({"output_s": [5.0, 10.0]})
+    study.provenance = lambda cell: {"machine": {"cores": 16}}
     behind = rivals.front_ends(study, cells)
     assert dict(zip(behind["engine"], behind["limits"], strict=True)) == {"vllm": False, "sglang": True}
     assert behind["inside_tok_s"].tolist() == [6.0, 6.0]
@@ -131,3 +134,6 @@ def test_a_front_end_that_limits_its_engine_is_told_with_both_speeds(study):
     assert "vLLM's front end is nowhere behind" in words and "SGLang's front end is behind its engine" in words
     assert "after 10.0 s (6 tok/s), the client had the last token after 13.0 s (5 tok/s)" in words
     assert "nothing to compare" in str(told.front_ends(behind.iloc[:1]))
+    assert "hosts of different sizes" not in words
+    more = str(told.front_ends(pd.concat([behind, behind.assign(cores=32, limits=False)], ignore_index=True)))
+    assert "Behind by so much are, SGLang, decode-heavy: 1 of 1 with 16 cores and 0 of 1 with 32 cores." in more

@@ -90,8 +90,9 @@ def recorded_engines(found: pd.DataFrame) -> list[str]:
 def ratios(found: pd.DataFrame, axis: str, metric: str, defaults: Any = None) -> pd.DataFrame:
     """RATIOS: each further engine's `metric` over the first one's, a row a dataset and value of `axis`.
 
-    The other limit is at its default (`other`). The interval is the first-order one of a quotient of independent means:
-    relative half-widths add as squares; null where a point has none. `apart`: the interval leaves 1 out.
+    The other limit is at its default (`other`). The interval is the first-order one of a quotient of independent means
+    on a logarithmic scale: relative half-widths add as squares, and the ratio is divided and multiplied by e to that
+    power, so that it stays above 0; null where a point has none. `apart`: the interval leaves 1 out.
     """
     other = "max_num_tokens" if axis == "max_batch_size" else "max_batch_size"
     line = along(measured(found), axis, defaults)
@@ -119,13 +120,13 @@ def quotient(over: dict[str, Any], under: dict[str, Any], metric: str) -> dict[s
     """ratio, ratio_lo, ratio_hi and apart of two points' means."""
     ratio = over[metric] / under[metric]
     halves = [(row.get(f"{metric}_hi", math.nan) - row[metric]) / row[metric] for row in (over, under)]
-    half = ratio * math.hypot(*halves)
+    half = math.hypot(*halves)
     known = not math.isnan(half)
     return {
         "ratio": ratio,
-        "ratio_lo": ratio - half,
-        "ratio_hi": ratio + half,
-        "apart": abs(ratio - 1) > half if known else None,
+        "ratio_lo": ratio * math.exp(-half),
+        "ratio_hi": ratio * math.exp(half),
+        "apart": abs(math.log(ratio)) > half if known else None,
     }
 
 
@@ -134,7 +135,7 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
 
     `inside_s` is when the engine's last iteration was done, `client_s` when the client had the last token, both from
     the first request's time; `behind_s` the difference; `inside_tok_s` and `client_tok_s` all output tokens over each;
-    `limits` whether the difference is more than BEHIND_SHARE of the run.
+    `limits` whether the difference is more than BEHIND_SHARE of the run; `cores` those of the host.
     """
     rows: list[dict[str, Any]] = []
     known = ["engine", "dataset", "max_batch_size", "max_num_tokens"]
@@ -147,6 +148,7 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
         told = {"inside_s": inside, "client_s": client, "behind_s": client - inside}
         speeds = {"inside_tok_s": tokens / inside, "client_tok_s": tokens / client}
         limits = {"limits": client - inside > BEHIND_SHARE * client}
-        rows.append({name: row[name] for name in known} | told | speeds | limits)
-    columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits"]
+        cores = {"cores": study.provenance(row["cell"])["machine"]["cores"]}
+        rows.append({name: row[name] for name in known} | told | speeds | limits | cores)
+    columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits", "cores"]
     return pd.DataFrame(rows, columns=columns)

@@ -90,7 +90,7 @@ def reading(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = T
         known = rows["apart"].dropna()
         planned = sum(line.loc[line["dataset"] == dataset, axis].nunique() for axis, line in lines.items())
         gone = (
-            f" {planned - len(rows)} of {planned} points are left out: not valid for both."
+            f" {planned - len(rows)} of {planned} points are left out: not recorded and valid for both."
             if planned > len(rows)
             else ""
         )
@@ -180,4 +180,18 @@ def front_ends(behind: pd.DataFrame) -> Reading:
             f"{worst['inside_s']:.1f} s ({worst['inside_tok_s']:,.0f} tok/s), the client had the last token after "
             f"{worst['client_s']:.1f} s ({worst['client_tok_s']:,.0f} tok/s)."
         )
-    return Reading(tuple(told))
+    return Reading((*told, *_hosts(behind)))
+
+
+def _hosts(behind: pd.DataFrame) -> Iterable[str]:
+    """Where front ends limit and a dataset's points come from hosts of different sizes: how many of each they limit."""
+    told = []
+    for (engine, dataset), rows in behind.groupby(["engine", "dataset"], sort=False):
+        if rows["cores"].nunique() > 1 and rows["limits"].any():
+            parts = [f"{some['limits'].sum()} of {len(some)} with {n} cores" for n, some in rows.groupby("cores")]
+            told.append(f"{engine_name(engine)}, {dataset}: {' and '.join(parts)}")
+    if told:
+        yield (
+            "A front end is work of the host, and the points come from hosts of different sizes, so what differs "
+            f"between two points need not be the limit's doing. Behind by so much are, {'; '.join(told)}."
+        )
