@@ -99,6 +99,7 @@ class Simulation:
     ) -> None:
         self.policy, self.times, self.host, self.layers = policy, times, host, layers
         self.follow_up = follow_up
+        self.launches = any((host.launch_us, host.pieces_us, host.eager_us))  # whether they take any time
         self.trace = Trace()
         self.events = [(at, seq.index, seq) for at, seq in arrivals]
         heapq.heapify(self.events)
@@ -124,7 +125,8 @@ class Simulation:
             if step is not None:
                 self._execute(step)
                 continue
-            self._read_output()
+            if self.in_flight:
+                self._read_output()
             if self.pending:
                 self.now = max(self.now, self.pending[0][1])
                 self._notice_ends(self.pending[0][0])
@@ -199,37 +201,44 @@ class Simulation:
             durations[0] += self.host.prompt_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
-        launch_s = self.host.launch_s(self.layers, prompts=bool(step.prefills), recorded=filled is not None)
-        self._read_output(self.now + launch_s)
+        launch_s = 0.0
+        if self.launches:
+            launch_s = self.host.launch_s(self.layers, prompts=bool(step.prefills), recorded=filled is not None)
+        if self.in_flight:
+            self._read_output(self.now + launch_s)
         begin = max(self.now + self.host.launch_us * 1e-6, self.ran_s)
-        free = self.now + launch_s * np.arange(steps)  # the host, of what it launched before
+        ends = begin + np.cumsum(durations)
+        # when the host is free of what it launched before; one number where it launches in no time
+        free = self.now + launch_s * np.arange(steps) if launch_s else self.now
         launched = free + launch_s
-        ends = np.maximum(begin + np.cumsum(durations), launched)
+        if launch_s:
+            ends = np.maximum(ends, launched)
         outputs = self._outputs_of(ends, launched)
         scheduled = self._schedule_times(outputs, free, step.group)
         if steps > step.group and policy.heeds_arrivals() and (arrival := self._next_arrival()) is not None:
             # an arrival changes the first plan that is made after it
             steps = max(step.group, int(np.searchsorted(scheduled, arrival)))
             ends, scheduled = ends[:steps], scheduled[:steps]
-            outputs = self._outputs_of(ends, launched[:steps])
-        self.times.ran(steps, float(ends[-1] - self.ran_s - durations[:steps].sum()))
+            outputs = self._outputs_of(ends, launched[:steps] if launch_s else launched)
+        idle_s = float(ends[-1] - self.ran_s - durations[:steps].sum()) if launch_s else begin - self.ran_s
+        self.times.ran(steps, idle_s)
         self.ran_s = float(ends[-1])
         self._record(step, scheduled, outputs, decodes, prefilled)
         self._finish(step, outputs)
         self.now = float(scheduled[-1]) + launch_s
-        self.in_flight = policy.schedule_lag > 1
+        self.in_flight = self.launches and policy.schedule_lag > 1
 
-    def _outputs_of(self, ends: np.ndarray, launched: np.ndarray) -> np.ndarray:
+    def _outputs_of(self, ends: np.ndarray, launched: np.ndarray | float) -> np.ndarray:
         """When the host reads the outputs of iterations on one plan: where it plans ahead, once it has launched the
         next; the last one's is put off by the next plan (`_read_output`).
         """
-        if self.policy.schedule_lag == 1 or len(ends) == 1:
+        if isinstance(launched, float) or self.policy.schedule_lag == 1 or len(ends) == 1:
             return ends
         return np.append(np.maximum(ends[:-1], launched[1:]), ends[-1])
 
     def _read_output(self, launched_s: float = 0.0) -> None:
-        """Read the last iteration's output, where it is still to be read not before `launched_s`."""
-        if self.in_flight and launched_s > self.outputs[-1]:
+        """Read the last iteration's output, which is in flight, not before `launched_s`."""
+        if launched_s > self.outputs[-1]:
             self.outputs[-1] = self.trace.output_s[-1][-1] = launched_s
             if self.pending and self.pending[-1][0] == self.trace.iterations - 1:
                 self.pending[-1] = (self.pending[-1][0], launched_s, self.pending[-1][2])
@@ -238,7 +247,7 @@ class Simulation:
             self._follow(seq, self.outputs[-1])
         self.unread.clear()
 
-    def _schedule_times(self, outputs: np.ndarray, free: np.ndarray, group: int) -> np.ndarray:
+    def _schedule_times(self, outputs: np.ndarray, free: np.ndarray | float, group: int) -> np.ndarray:
         """When each of these iterations is planned: float64 (steps,)."""
         earlier = np.array([self.now, *list(self.outputs)[1:]])
         scheduled = np.maximum(np.concatenate([earlier, outputs])[: len(outputs)], free)
@@ -277,7 +286,7 @@ class Simulation:
         ended = policy.advance(step, steps)
         for seq in ended:
             at = -1 if seq in joined else seq.end_tick - first_tick - 1
-            if policy.schedule_lag > 1 and at in (-1, steps - 1):
+            if self.launches and policy.schedule_lag > 1 and at in (-1, steps - 1):
                 self.unread.append(seq)
             else:
                 self._follow(seq, float(outputs[at]))
