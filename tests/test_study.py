@@ -63,6 +63,8 @@ def test_a_single_run_of_waves_borrows_the_noise_of_repeated_points():
     assert row["interval"] == "pooled" and row["output_throughput_tok_s_hi"] == pytest.approx(1000 + half, rel=1e-4)
     _, simulated = study.aggregate(pd.concat([twice, once.assign(evidence="simulated")])).to_dict("records")
     assert math.isnan(simulated["output_throughput_tok_s_lo"])  # no part of it varies by chance
+    _, other = study.aggregate(pd.concat([twice, once.assign(transport="http")])).to_dict("records")
+    assert math.isnan(other["output_throughput_tok_s_lo"])  # a server's noise is not that of the engine alone
     (alone,) = study.aggregate(once).to_dict("records")  # nothing is repeated: no interval, whatever batch means say
     assert math.isnan(alone["output_throughput_tok_s_lo"])
 

@@ -17,7 +17,7 @@ from batchlab.plots.labels import OTHER_AXIS, whole
 from batchlab.plots.select import along, recorded, valid
 from batchlab.plots.style import engine_name
 from batchlab.report.setup import ALL_AT_ONCE
-from batchlab.study import Study
+from batchlab.study import WAY, Study
 
 AT_ONCE = (*ALL_AT_ONCE, "grid")  # the sweeps of the article's throughput figures
 # a study's engine by name, and which of a scenario's engines stands for it, the first that is there
@@ -27,7 +27,6 @@ ENGINES = {
     "tgi": ("tgi",),
 }
 NOISY = ("output_throughput_tok_s", "request_throughput_req_s", "ttft_mean_ms", "tpot_mean_ms", "running_batch_mean")
-WAY = ("engine", "transport")
 Dataset = str | list[int]
 
 
@@ -138,7 +137,7 @@ class Body:
     def noise(self, metric: str, way: tuple[str, ...]) -> tuple[float, int]:
         """Relative standard deviation of a run, pooled over the points that have repeats, and its degrees of freedom.
 
-        `way`: of which engine and transport (WAY): one says nothing about another's. (0, 0) without repeats, and where
+        `way`: of which engine and transport (`study.WAY`). (0, 0) without repeats, and where
         nothing varies by chance. Only points of one request rate kind are comparable, so TTFT is pooled over finite
         rates, everything else over all.
         """

@@ -96,7 +96,9 @@ def _bars(rows: pd.DataFrame) -> str:
     pooled = "interval" in rows and (rows.loc[~several, "interval"] == "pooled").all()
     if pooled and "tpot_mean_ms_lo" in rows and rows["tpot_mean_ms_lo"].isna().all():
         return "single runs, no interval"
-    alone = "as much as repeated points vary" if pooled else "by batch means within the run, where it has one"
+    alone = "by batch means within the run, where it has one"
+    if pooled:
+        alone = "as much as repeated points of the same engine and transport vary"
     if several.any():
         return f"bars: 95% interval over repeats, for single runs {alone}"
     return f"bars: 95% interval {alone}"

@@ -10,7 +10,7 @@ from batchlab import rivals
 from batchlab.plots.crosses import crosses, varied
 from batchlab.plots.labels import metric_words, whole
 from batchlab.plots.saving import Shown, save
-from batchlab.plots.style import TRANSPORTS, engine_name
+from batchlab.plots.style import engine_name
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table
 from batchlab.scenario import Scenario
@@ -57,23 +57,12 @@ def figure(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = Tr
     """One metric along both limits, every engine in each panel; or the line that there is nothing to compare."""
     if why := obstacle(study.scenario, found, at_once=at_once):
         return Reading((why,))
-    note = repeated(study) if at_once else ""
-    axes = crosses(found, metric, defaults=study.scenario.defaults, log_y=metric.startswith("ttft"), note=note)
+    axes = crosses(found, metric, defaults=study.scenario.defaults, log_y=metric.startswith("ttft"))
     words, _ = metric_words(metric)
     who = " and ".join(engine_name(e) for e in rivals.recorded_engines(found))
     alt = f"{words[0].upper() + words[1:]} of {who} along both limits, a column a dataset. "
     told = reading(study, found, metric, at_once=at_once)
     return save(axes[0].figure, f"engines-{NAMES[metric]}", alt + " ".join(told.sentences), study)
-
-
-def repeated(study: Study) -> str:
-    """ "points repeated: vLLM, in process": on what the noise of single runs was seen, all requests sent at once."""
-    seen = {
-        f"{engine_name(p.engine)}, {TRANSPORTS.get(p.cell.transport, p.cell.transport)}": None
-        for p in study.planned
-        if p.repeat and p.cell.request_rate is None and p.cell.evidence == "measured"
-    }
-    return f"points repeated: {'; '.join(seen)}" if seen else ""
 
 
 def reading(study: Study, found: pd.DataFrame, metric: str, *, at_once: bool = True) -> Reading:
