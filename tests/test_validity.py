@@ -59,6 +59,8 @@ def test_a_sound_cell_has_no_reason():
             good() | {"last_s": 2.2, "first_s": 1.2},
             "the client saw last tokens 201 ms (p99) after the engine (limit 50 ms)",
         ),
+        (good() | {"first_s": 0.99}, "the client saw a token 9.0 ms before the engine made it (limit 1 ms)"),
+        (good() | {"last_s": 1.99}, "the client saw a token 9.0 ms before the engine made it (limit 1 ms)"),
     ],
 )
 def test_every_fault_of_a_request(row, expected):

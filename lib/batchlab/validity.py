@@ -19,6 +19,7 @@ CLIENT_LAG_SHARE = 0.25  # p99 of the client's lag behind the engine, in mean TP
 CLIENT_LAG_MS = 50.0  # or this
 MERGED_SHARE = 0.05  # of the chunks, read together with a later one, so that their own time is lost
 READ_LATE_MS = 5.0  # and later than this, and than a mean TPOT, after they had come in; else the client read at once
+EARLY_MS = 1.0  # a token at the client before the engine says that it made it
 CPU_SHARE = 0.9  # of one core, the busiest client process
 
 
@@ -39,7 +40,7 @@ def reasons(
     """
     found = [*_answers(requests, chat), *_arrivals(cell, requests), *_client(requests, client)]
     if traced:
-        found += [*_inside(cell, requests, iterations, by_request), *_lag(requests, client)]
+        found += [*_inside(cell, requests, iterations, by_request), *_order(requests), *_lag(requests, client)]
     return found
 
 
@@ -129,6 +130,14 @@ def _inside(cell: Cell, r: pd.DataFrame, it: pd.DataFrame, by_request: bool) -> 
     missing = r[metrics.completed(r) & r["engine_last_s"].isna()]
     if by_request and len(missing):
         yield f"the engine's trace lacks {len(missing)} requests ({_some(missing['index'])})"
+
+
+def _order(r: pd.DataFrame) -> Iterator[str]:
+    """No token is seen before it is made: else the two clocks, or whose tokens these are, cannot be trusted."""
+    both = r[metrics.completed(r) & r["engine_last_s"].notna()]
+    early_ms = 1000.0 * pd.concat([both[f"engine_{end}_s"] - both[f"{end}_s"] for end in ("first", "last")]).max()
+    if early_ms > EARLY_MS:
+        yield f"the client saw a token {early_ms:.1f} ms before the engine made it (limit {EARLY_MS:.0f} ms)"
 
 
 def _lag(r: pd.DataFrame, client: dict[str, Any]) -> Iterator[str]:
