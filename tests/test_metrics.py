@@ -209,3 +209,9 @@ def test_an_interval_needs_two_repeats():
     mean, low, high = metrics.interval(np.array([3.0, np.nan]))
     assert mean == 3.0 and math.isnan(low) and math.isnan(high)
     assert metrics.interval(np.array([10.0, 12.0, 14.0])) == pytest.approx((12.0, 12 - 4.9683, 12 + 4.9683), abs=1e-3)
+
+
+def test_how_far_a_front_end_is_behind():
+    run = iterations((0.0, 1.0, 2, 10, 0), (1.0, 1.5, 2, 0, 2))
+    assert metrics.behind_s(frame(request(0, last=1.75), request(1, last=1.25)), run) == pytest.approx(0.25)
+    assert math.isnan(metrics.behind_s(frame(request()), NO_ITERATIONS))

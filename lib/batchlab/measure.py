@@ -1,12 +1,11 @@
 """Measure what is missing: one warm engine a group of cells, a cell at a time, each stored before the next begins."""
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, groupby
 from typing import Any
-
-import pandas as pd
 
 from batchlab import metrics, models, provenance, records, validity
 from batchlab.cell import Cell
@@ -14,7 +13,6 @@ from batchlab.engines.attach import AttachedEngine
 from batchlab.engines.sglang import SglangEngine
 from batchlab.engines.tensorrt_llm import TensorRtLlmEngine
 from batchlab.engines.tgi import TgiEngine
-from batchlab.engines.trace import Traced
 from batchlab.engines.vllm import VllmEngine
 from batchlab.errors import EngineError, UsageError
 from batchlab.plan import largest_limits
@@ -205,12 +203,13 @@ def _cell(
     rows = [row | traced.requests.get(row["index"], {}) for row in sorted(replayed.rows, key=lambda r: r["index"])]
     requests = records.table(rows, records.REQUESTS)
     iterations = records.table(traced.iterations, records.ITERATIONS)
-    frame = requests.to_pandas()
+    frame, inside = requests.to_pandas(), iterations.to_pandas()
     traces = traced.source != "none"
+    late_ms = 1000 * metrics.behind_s(frame, inside)
     reasons = validity.reasons(
         cell,
         frame,
-        iterations.to_pandas(),
+        inside,
         replayed.check,
         traced=traces,
         by_request=traced.source == "scheduler",
@@ -223,7 +222,7 @@ def _cell(
             "checks": replayed.check,
             "unchecked": list(traced.unchecked),
             "iterations_from": traced.source,
-            "told": traced.facts | _behind(frame, traced),
+            "told": traced.facts | ({} if math.isnan(late_ms) else {"last_token_behind_ms": round(late_ms, 1)}),
             "duration_s": metrics.duration_s(frame),
             "note": workload.note,
             "gpu": gpu.summary(),
@@ -233,14 +232,6 @@ def _cell(
         iterations,
     )
     return reasons
-
-
-def _behind(requests: pd.DataFrame, traced: Traced) -> dict[str, float]:
-    """How long after the engine's last iteration the last token came to the client: what its front end is behind."""
-    if not traced.iterations:
-        return {}
-    last_s = requests["last_s"].max() - max(row["output_s"] for row in traced.iterations)
-    return {"last_token_behind_ms": round(1000 * last_s, 1)} if last_s == last_s else {}
 
 
 def _save_failed(cell: Cell, error: EngineError, engine: VllmEngine, store: Store) -> None:

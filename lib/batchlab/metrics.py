@@ -123,6 +123,13 @@ def goodput_req_s(requests: pd.DataFrame, **limits: float | None) -> float:
     return float(meets(requests, **limits).sum() / span) if span > 0 else 0.0
 
 
+def behind_s(requests: pd.DataFrame, iterations: pd.DataFrame) -> float:
+    """How long after the engine's last iteration was done the last token came to the client: what its front end is
+    behind at the end. NaN without iterations, or without any token.
+    """
+    return float(requests["last_s"].max() - iterations["output_s"].max())
+
+
 def step_durations_s(iterations: pd.DataFrame) -> np.ndarray:
     """How long each iteration held the engine: to its output, from the later of its scheduling and the previous output.
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from batchlab.cell import SIMULATED
 from batchlab.errors import UsageError
+from batchlab.metrics import behind_s
 from batchlab.plots.gather import key, points
 from batchlab.plots.select import along, valid
 from batchlab.scenario import Scenario, Sweep
@@ -144,10 +145,10 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
         requests, iterations = study.requests(row["cell"]), study.iterations(row["cell"])
         if iterations.empty or requests["last_s"].isna().all():
             continue
-        inside, client, tokens = iterations["output_s"].max(), requests["last_s"].max(), requests["tokens"].sum()
-        told = {"inside_s": inside, "client_s": client, "behind_s": client - inside}
-        speeds = {"inside_tok_s": tokens / inside, "client_tok_s": tokens / client}
-        limits = {"limits": client - inside > BEHIND_SHARE * client}
+        client, tokens, behind = requests["last_s"].max(), requests["tokens"].sum(), behind_s(requests, iterations)
+        told = {"inside_s": client - behind, "client_s": client, "behind_s": behind}
+        speeds = {"inside_tok_s": tokens / (client - behind), "client_tok_s": tokens / client}
+        limits = {"limits": behind > BEHIND_SHARE * client}
         cores = {"cores": study.provenance(row["cell"])["machine"]["cores"]}
         rows.append({name: row[name] for name in known} | told | speeds | limits | cores)
     columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits", "cores"]
