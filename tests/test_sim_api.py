@@ -152,6 +152,8 @@ def test_figures_are_the_definitions():
         "running_batch_mean": pytest.approx(4 / 3),
         "preemptions": 0,
     }
+    assert "rows" not in vars(result) and "iterations" not in vars(result)  # made when they are asked for
+    assert result.duration_s == max(r["last_s"] for r in result.rows) - min(r["scheduled_s"] for r in result.rows)
 
 
 def test_nothing_to_do_and_nothing_done():

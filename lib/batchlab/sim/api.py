@@ -15,7 +15,7 @@ from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES, Limits
 from batchlab.sim.policies.base import checked_options
 from batchlab.sim.power import PowerLimit, PowerLimited
-from batchlab.sim.result import SimResult, iteration_table, request_rows
+from batchlab.sim.result import SimResult
 from batchlab.sim.roofline import RooflineTimes
 from batchlab.sim.state import Sequence
 from batchlab.sim.tables import table_times
@@ -102,8 +102,7 @@ def simulate(
         "step_times": getattr(times, "provenance", {"kind": type(times).__name__}),
         "host_overheads": {**asdict(host), "fitted": host.fitted},
     }
-    rows = request_rows(trace, run.sent, message_s=host.message_us * 1e-6, keep_chunks=keep_chunks)
-    return SimResult(rows, iteration_table(trace, limits), provenance)
+    return SimResult(trace, run.sent, limits, host.message_us * 1e-6, keep_chunks, provenance)
 
 
 def _check(

@@ -15,48 +15,66 @@ from batchlab.sim.state import Sequence
 
 @dataclass(frozen=True)
 class SimResult:
-    """A simulated cell: request rows (dicts with the columns of records.REQUESTS), iterations, and what they were
+    """A simulated cell: what happened, from which each table and figure is made when it is asked for, and what it was
     made from.
     """
 
-    rows: list[dict[str, Any]]
-    iterations: pa.Table  # records.ITERATIONS
+    trace: Trace
+    sent: list[tuple[float, Sequence]]  # (scheduled time, sequence)
+    limits: Limits
+    message_s: float  # the client sees each token so long after the engine gave it
+    keep_chunks: bool
     provenance: dict[str, Any]
+
+    @cached_property
+    def rows(self) -> list[dict[str, Any]]:
+        """Dicts with the columns of records.REQUESTS, in the order of their index."""
+        return request_rows(self.trace, self.sent, message_s=self.message_s, keep_chunks=self.keep_chunks)
 
     @cached_property
     def requests(self) -> pa.Table:
         """The rows as a table of records.REQUESTS."""
         return records.table(self.rows, records.REQUESTS)
 
+    @cached_property
+    def iterations(self) -> pa.Table:
+        """records.ITERATIONS."""
+        return iteration_table(self.trace, self.limits)
+
+    @cached_property
+    def _seen(self) -> list[tuple[float, Sequence, float | None, float | None]]:
+        """(scheduled_s, sequence, first_s, last_s) of each request: what the figures below need of the rows."""
+        outputs, ticks = _clock(self.trace)
+        found = []
+        for scheduled_s, seq in sorted(self.sent, key=lambda pair: pair[1].index):
+            first_s, last_s = (None if t is None else t + self.message_s for t in _ends(seq, outputs, ticks))
+            found.append((scheduled_s, seq, first_s, last_s))
+        return found
+
     @property
     def duration_s(self) -> float:
         """From the first request sent to the last token."""
-        return max((r["last_s"] for r in self.rows if r["last_s"] is not None), default=0.0) - min(
-            (r["scheduled_s"] for r in self.rows), default=0.0
-        )
+        last_s = max((last for *_, last in self._seen if last is not None), default=0.0)
+        return last_s - min((at for at, *_ in self._seen), default=0.0)
 
     @property
     def output_throughput_tok_s(self) -> float:
         """Output tokens of requests without error, over `duration_s`."""
-        tokens = sum(r["tokens"] for r in self.rows if r["error"] is None)
+        tokens = sum(seq.produced for _, seq, *_ in self._seen if seq.error is None)
         return tokens / self.duration_s if self.duration_s > 0 else 0.0
 
     def figures(self) -> dict[str, float | None]:
         """A few figures under the names of a cell's summary, of requests without error; None where there is none."""
-        rows = [r for r in self.rows if r["error"] is None]
-        ttft = [r["first_s"] - r["scheduled_s"] for r in rows]
-        tpot = [
-            (r["last_s"] - r["first_s"]) / (r["tokens"] - r["first_tokens"])
-            for r in rows
-            if r["tokens"] > r["first_tokens"]
-        ]
-        running = self.iterations["running"].to_numpy()
+        done = [seen for seen in self._seen if seen[1].error is None]
+        ttft = [first - at for at, _, first, _ in done]
+        tpot = [(last - first) / (seq.produced - 1) for _, seq, first, last in done if seq.produced > 1]
+        running = self.trace.column("running")
         return {
             "output_throughput_tok_s": self.output_throughput_tok_s or None,
             "ttft_mean_ms": float(np.mean(ttft)) * 1e3 if ttft else None,
             "tpot_mean_ms": float(np.mean(tpot)) * 1e3 if tpot else None,
             "running_batch_mean": float(running.mean()) if len(running) else None,
-            "preemptions": int(self.iterations["preemptions"].to_numpy().sum()),
+            "preemptions": int(self.trace.column("preemptions").sum()),
         }
 
 
@@ -78,8 +96,7 @@ def request_rows(
 
     The client sees each token `message_s` after the engine gave it.
     """
-    outputs = trace.column("output_s")
-    ticks = outputs[trace.column("decode_tokens") > 0] if trace.iterations else outputs
+    outputs, ticks = _clock(trace)
     gaps = _gap_statistics([s for _, s in sequences], outputs, ticks)
     rows = []
     for scheduled_s, seq in sorted(sequences, key=lambda pair: pair[1].index):
@@ -120,6 +137,12 @@ def request_rows(
             row["chunk_tokens"] = [1] * len(times)
         rows.append(row)
     return rows
+
+
+def _clock(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
+    """When each iteration, and each that decodes, gave its output."""
+    outputs = trace.column("output_s")
+    return outputs, outputs[trace.column("decode_tokens") > 0] if trace.iterations else outputs
 
 
 def _token_times(seq: Sequence, outputs: np.ndarray, ticks: np.ndarray) -> np.ndarray:
