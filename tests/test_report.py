@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -18,7 +19,7 @@ from bs4 import BeautifulSoup
 import browser
 from batchlab import paths
 from batchlab.errors import UsageError
-from batchlab.report import execute, index, merge, parameters, render
+from batchlab.report import execute, index, merge, parameters, render, setup
 
 
 def notebook(path: Path, *cells: str, tags: tuple[str, ...] = ("parameters",)) -> Path:
@@ -388,3 +389,9 @@ def test_the_browser_check_sees_what_it_looks_for(tmp_path):
 
     seen, broken = asyncio.run(look())
     assert broken == 2 and seen.outside == ["http://127.0.0.1:9/x.png"] and len(seen.errors) >= 3
+
+
+def test_rates_of_a_sweep_in_short():
+    assert setup.rates([math.inf]) == "all at once"
+    assert setup.rates([math.inf, 0.5, 4]) == "all at once, 0.5, 4 req/s"
+    assert setup.rates([1, 3, 5, 6, 7]) == "1 to 7 (5) req/s"

@@ -1,5 +1,7 @@
 """What 01-setup tells: machine, engines, datasets, sweeps, and how long the missing cells will take."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -52,14 +54,15 @@ def clock(study: Study, cells: list[Any]) -> str:
 
 
 def engines(study: Study) -> Table:
-    """A row an engine: version, model, what it is started with besides the limits."""
-    rows = []
+    """A row an engine: version, measured or simulated, model, what it is started with besides the limits."""
+    rows, evidence = [], {p.engine: p.cell.evidence for p in study.planned}
     for name, spec in study.scenario.engines.items():
         options = {k: v for k, v in spec.options().items() if k != "args"} | dict(spec.args)
         rows.append(
             {
                 "engine": engine_name(name),
                 "version": spec.version,
+                "evidence": evidence.get(name, "–"),
                 "model": study.scenario.model,
                 "hardware": study.scenario.hardware,
                 "options": ", ".join(f"{k} {v}" for k, v in options.items()) or "defaults",
@@ -82,31 +85,35 @@ def datasets(study: Study) -> Table:
 
 
 def sweeps(study: Study) -> Table:
-    """A row a sweep: what it asks, its axes, its cells, those missing and their estimated time."""
+    """A row a sweep: its axes, its cells, those missing, and what it asks."""
     frame, rows = study.frame(), []
     for sweep in study.scenario.sweeps:
         mine = frame[frame["sweep"] == sweep.name].drop_duplicates("cell")
-        gone = set(mine.loc[~recorded(mine), "cell"])
-        absent = [c for c in study.cells(sweep.name) if c.id in gone]
         rows.append(
             {
                 "sweep": sweep.name,
-                "question": sweep.question or "–",
                 "max_batch_size": values(mine["max_batch_size"]),
                 "max_num_tokens": values(mine["max_num_tokens"]),
-                "request rate": ", ".join(text("request_rate", rate) for rate in sweep.request_rate),
+                "request rate": rates(sweep.request_rate),
                 "cells": len(mine),
-                "missing at the start": len(absent),
-                "time for them": clock(study, absent) if absent else "–",
+                "missing": int((~recorded(mine)).sum()),
+                "question": sweep.question or "–",
             }
         )
     return table(pd.DataFrame(rows))
 
 
+def rates(asked: Sequence[float]) -> str:
+    """The request rates of a sweep; only the ends of a long list, and the unit once."""
+    finite = pd.Series([rate for rate in asked if math.isfinite(rate)], dtype=float)
+    told = [text("request_rate", math.inf)] if len(finite) < len(asked) else []
+    return ", ".join(told + ([f"{values(finite)} req/s"] if len(finite) else []))
+
+
 def values(column: pd.Series) -> str:
-    """The distinct limits of a sweep, in order; only the ends of a long list."""
-    found = [f"{int(v)}" for v in sorted(column.dropna().unique())]
-    return ", ".join(found) if len(found) <= 4 else f"{found[0]} to {found[-1]} ({len(found)} values)"
+    """The distinct values, in order; of a long list only the ends and how many there are."""
+    found = [f"{v:g}" for v in sorted(column.dropna().unique())]
+    return ", ".join(found) if len(found) <= 3 else f"{found[0]} to {found[-1]} ({len(found)})"
 
 
 def provenance(study: Study, cells: pd.DataFrame) -> Table:

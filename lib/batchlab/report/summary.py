@@ -131,7 +131,10 @@ def facts(scenario: Any, cells: pd.DataFrame) -> list[tuple[str, str]]:
     """(what, value) lines: machine, model, engines, transport, evidence, cells, when, commit."""
     done = cells[recorded(cells)]
     versions = {name: texts(rows, "engine_version") for name, rows in done.groupby("engine", sort=False)}
-    engines = ", ".join(f"{engine_name(n)} {v}".strip() for n, v in versions.items())
+    simulated = set(done.loc[done["evidence"] == "simulated", "engine"])
+    engines = ", ".join(
+        f"{engine_name(n)} {v}".strip() + " (simulated)" * (n in simulated) for n, v in versions.items()
+    )
     asked = ", ".join(
         f"{engine_name(n)} {spec.version} (not recorded)"
         for n, spec in scenario.engines.items()

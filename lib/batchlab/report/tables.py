@@ -43,9 +43,10 @@ class Table:
         head = "".join(
             f'<th scope="col"{c}>{html.escape(h)}</th>' for h, c in zip(self.headings, classes, strict=True)
         )
+        classes = [c or long(column) for c, column in zip(classes, zip(*self.rows, strict=True), strict=True)]
         body = "".join(
             "<tr>"
-            + "".join(f"<td{c or long(v)}>{html.escape(v)}</td>" for v, c in zip(row, classes, strict=True))
+            + "".join(f"<td{c}>{html.escape(v)}</td>" for v, c in zip(row, classes, strict=True))
             + "</tr>"
             for row in self.rows
         )
@@ -65,9 +66,9 @@ class Table:
         return "\n".join(line(r) for r in (self.headings, *self.rows))
 
 
-def long(value: str) -> str:
-    """The class of a cell whose text may wrap."""
-    return ' class="long"' if len(value) > 40 else ""
+def long(column: Sequence[str]) -> str:
+    """The class of the cells of a column whose texts may wrap."""
+    return ' class="long"' if max(map(len, column)) > 40 else ""
 
 
 def text(column: str, value: Any) -> str:
