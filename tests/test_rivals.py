@@ -130,10 +130,20 @@ def test_a_front_end_that_limits_its_engine_is_told_with_both_speeds(study):
     behind = rivals.front_ends(study, cells)
     assert dict(zip(behind["engine"], behind["limits"], strict=True)) == {"vllm": False, "sglang": True}
     assert behind["inside_tok_s"].tolist() == [6.0, 6.0]
-    words = str(told.front_ends(behind))
+    none = behind.iloc[:0]
+    words = str(told.front_ends(behind, none))
     assert "vLLM's front end is nowhere behind" in words and "SGLang's front end is behind its engine" in words
     assert "after 10.0 s (6 tok/s), the client had the last token after 13.0 s (5 tok/s)" in words
-    assert "nothing to compare" in str(told.front_ends(behind.iloc[:1]))
+    assert "nothing to compare" in str(told.front_ends(behind.iloc[:1], none))
     assert "hosts of different sizes" not in words
-    more = str(told.front_ends(pd.concat([behind, behind.assign(cores=32, limits=False)], ignore_index=True)))
+    more = str(told.front_ends(pd.concat([behind, behind.assign(cores=32, limits=False)], ignore_index=True), none))
     assert "Behind by so much are, SGLang, decode-heavy: 1 of 1 with 16 cores and 0 of 1 with 32 cores." in more
+    changed = '{"args": {"stream-interval": 8, "x": 1}}'
+    apart = cells[cells["engine"] == "sglang"].assign(cell="eased", engine_options=changed, sweep="eased")
+    every = pd.concat([cells, apart, apart.assign(max_batch_size=64), apart.assign(transport="inprocess")])
+    chosen = rivals.other_options(study.scenario, every)
+    assert chosen["cell"].tolist() == ["eased"] and chosen["max_batch_size"].tolist() == [4]
+    late["eased"] = 1.5
+    line = str(told.front_ends(behind, rivals.front_ends(study, chosen)))
+    assert "SGLang with stream-interval 8, decode-heavy at batch 4 and 512 tokens: 6 tok/s inside, 6 at the" in line
+    assert "0.5 s behind on 16 cores; without it 6, 5 and 3.0 s on 16." in line

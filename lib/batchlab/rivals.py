@@ -67,6 +67,21 @@ def cells_of(scenario: Scenario, cells: pd.DataFrame) -> pd.DataFrame:
     return cells[cells["sweep"].isin([sweep.name for sweep in chosen if sweep])]
 
 
+def other_options(scenario: Scenario, cells: pd.DataFrame) -> pd.DataFrame:
+    """The measured cells at places of `cells_of`, all at once over its transport, of engines with other options."""
+    base = cells_of(scenario, cells)
+    places = {key(row, [*PLACE, "transport"]) for row in base[[*PLACE, "transport"]].to_dict("records")}
+    usual = {key(row, ["engine", "engine_options"]) for row in base[["engine", "engine_options"]].to_dict("records")}
+    engines = {engine for engine, _ in usual}
+    chosen = [
+        row["engine"] in engines
+        and key(row, ["engine", "engine_options"]) not in usual
+        and key(row, [*PLACE, "transport"]) in places
+        for row in cells[["engine", "engine_options", "transport", *PLACE]].to_dict("records")
+    ]
+    return cells[np.array(chosen, dtype=bool)].drop_duplicates("cell")
+
+
 def _policy(engine: str, version: str) -> str | None:
     """The policy that stands for a measured engine, if there is one."""
     from batchlab.sim.measured import simulated_engine
@@ -139,7 +154,7 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     `limits` whether the difference is more than BEHIND_SHARE of the run; `cores` those of the host.
     """
     rows: list[dict[str, Any]] = []
-    known = ["engine", "dataset", "max_batch_size", "max_num_tokens"]
+    known = ["engine", "engine_options", "dataset", "max_batch_size", "max_num_tokens"]
     good = cells[valid(cells) & cells["request_rate"].map(math.isinf)] if len(cells) else cells
     for row in good.to_dict("records"):
         requests, iterations = study.requests(row["cell"]), study.iterations(row["cell"])

@@ -151,8 +151,11 @@ def numbers(study: Study, *found: pd.DataFrame) -> Table:
     return table(shown, columns)
 
 
-def front_ends(behind: pd.DataFrame) -> Reading:
-    """Where an engine's HTTP front end, not its iterations, sets the throughput: its worst point by engine."""
+def front_ends(behind: pd.DataFrame, other: pd.DataFrame) -> Reading:
+    """Where an engine's HTTP front end, not its iterations, sets the throughput: its worst point by engine.
+
+    `other`: `rivals.front_ends` of the same points with other options of an engine, set beside them.
+    """
     if behind["engine"].nunique() < 2:
         return Reading((NOTHING.format(rate=""),))
     told = []
@@ -169,7 +172,21 @@ def front_ends(behind: pd.DataFrame) -> Reading:
             f"{worst['inside_s']:.1f} s ({worst['inside_tok_s']:,.0f} tok/s), the client had the last token after "
             f"{worst['client_s']:.1f} s ({worst['client_tok_s']:,.0f} tok/s)."
         )
-    return Reading((*told, *_hosts(behind)))
+    return Reading((*told, *_eased(behind, other), *_hosts(behind)))
+
+
+def _eased(behind: pd.DataFrame, other: pd.DataFrame) -> Iterable[str]:
+    """What other options of an engine do to its front end, beside the same point with the usual ones (`behind`)."""
+    place = ["engine", "dataset", "max_batch_size", "max_num_tokens"]
+    for row in other.merge(behind, on=place, suffixes=("", "_usual")).itertuples():
+        usual = set(_options(row.engine_options_usual))
+        changed = ", ".join(option for option in _options(row.engine_options) if option not in usual)
+        yield (
+            f"{engine_name(row.engine)} with {changed}, {row.dataset} at batch {whole(row.max_batch_size)} and "
+            f"{whole(row.max_num_tokens)} tokens: {row.inside_tok_s:,.0f} tok/s inside, {row.client_tok_s:,.0f} at the "
+            f"client, {row.behind_s:.1f} s behind on {row.cores} cores; without it {row.inside_tok_s_usual:,.0f}, "
+            f"{row.client_tok_s_usual:,.0f} and {row.behind_s_usual:.1f} s on {row.cores_usual}."
+        )
 
 
 def _hosts(behind: pd.DataFrame) -> Iterable[str]:
