@@ -267,3 +267,13 @@ def test_equal_arguments_give_equal_results(engine):
     requests = [(0.3 * i, 5 + 7 * i % 50, 1 + 11 * i % 30) for i in range(30)]
     a, b = (one(engine, requests, times=HandTimes(token=0.01)) for _ in range(2))
     assert a.rows == b.rows and a.iterations.equals(b.iterations) and a.provenance == b.provenance
+
+
+def test_an_idle_engine_takes_in_what_comes_right_behind():
+    requests, host = [(0.0, 10, 3)] * 4, HostOverheads(request_us=200, message_us=1000, gather_us=500)
+    result = one("vllm-v1", requests, host=host)
+    prompts = [n for n in result.iterations["prefill_tokens"].to_pylist() if n]
+    assert prompts == [30, 10]  # those of 1.2, 1.4 and 1.6 ms; then the fourth
+    assert result.iterations["scheduled_s"][0].as_py() == pytest.approx(1.6e-3)
+    alone = one("vllm-v1", requests[:1], host=host)
+    assert alone.iterations["scheduled_s"][0].as_py() == pytest.approx(1.2e-3)  # nobody is waited for

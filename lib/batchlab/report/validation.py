@@ -19,6 +19,17 @@ NOTHING = (
 )
 LEFT_OUT = "Nothing to compare in this scenario."
 NO_SIMULATION = "This scenario plans no simulated cell, so nothing of it rests on a simulation."
+HOST = {
+    "step_us": "an iteration",
+    "token_us": "an output token",
+    "request_us": "a request on its way in",
+    "message_us": "a message",
+    "gather_us": "gathering requests, when idle",
+    "prompt_us": "an iteration with prompts that no graph holds, on the card",
+    "launch_us": "launching an iteration",
+    "pieces_us": "launching a layer in pieces, besides",
+    "eager_us": "launching a layer kernel by kernel, besides",
+}
 SETS = (validation.FITTED, *validation.TEST_SETS)
 
 
@@ -43,11 +54,7 @@ def stands_on(study: Study, compared: pd.DataFrame) -> Table:
     if "package" in steps:
         versions = ", ".join(steps["backend_version"])
         rows.append(("from", f"{steps['package']} {steps['package_version']}, {steps['backend']} {versions}"))
-    named = {"step_us": "an iteration", "token_us": "an output token", "request_us": "a request on its way in"}
-    named |= {"message_us": "a message", "prompt_us": "an iteration with prompts that no graph holds, on the card"}
-    named |= {"launch_us": "launching an iteration", "pieces_us": "launching a layer in pieces, besides"}
-    named |= {"eager_us": "launching a layer kernel by kernel, besides"}
-    rows += [(f"host time of {what}", f"{number(host[key])} µs") for key, what in named.items()]
+    rows += [(f"host time of {what}", f"{number(host[key])} µs") for key, what in HOST.items()]
     if limit := steps.get("power_limit"):
         sustained = f"{number(limit['tflops'])} TFLOP/s with {number(limit['tbytes'])} TB/s"
         rows.append(("sustained at the power limit", sustained))

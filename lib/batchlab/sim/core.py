@@ -137,7 +137,7 @@ class Simulation:
                     )
                 return self.trace
             else:
-                self.now = max(self.now, self._next_arrival())
+                self.now = max(self.now, self._gathered(self._next_arrival()))
 
     # -- arrivals and ends --------------------------------------------------------------------------------------------
 
@@ -146,6 +146,14 @@ class Simulation:
         while self.events and not self.queue:
             self._pass_front_end()
         return self.queue[0].queued_s if self.queue else None
+
+    def _gathered(self, first_s: float) -> float:
+        """When an idle engine plans that a request reaches at `first_s`: it takes in what arrives right behind it."""
+        until = first_s + self.host.gather_us * 1e-6
+        way_s = (self.host.request_us + self.host.message_us) * 1e-6
+        while self.events and max(self.frontend_s, self.events[0][0]) + way_s <= until:
+            self._pass_front_end()
+        return max(seq.queued_s for seq in self.queue if seq.queued_s <= until)
 
     def _pass_front_end(self) -> None:
         at, _, seq = heapq.heappop(self.events)

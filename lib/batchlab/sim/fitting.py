@@ -1,8 +1,8 @@
 """The machine's own constants, fitted on a few measured cells and tested on the others.
 
 Which cells are for fitting is the caller's list, and stays in the result. They give the host's time
-(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): ten numbers, of which five are fitted
-and five are read off the cells' requests and iterations. Operator times and the policies are as they are.
+(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): eleven numbers, of which five are fitted
+and six are read off the cells' requests and iterations. Operator times and the policies are as they are.
 """
 
 from collections.abc import Sequence as Items
@@ -32,6 +32,7 @@ class MeasuredCell:
     request_us: float | None = None  # between one request sent and the next, where all were sent at once
     message_us: float | None = None  # of a first token from the engine to the client, where requests come over time
     launch: Launch | None = None  # where its iterations show it
+    gather_us: float | None = None  # from the first request to the first plan, where all were sent at once
 
     @property
     def finite_rate(self) -> bool:
@@ -61,9 +62,10 @@ def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: b
     """Fit three constants of the host, and the card's two unless `power` is false, on the named cells.
 
     Least squares over the logarithms of simulated over measured throughput and TPOT; no constant falls below 0. Not
-    fitted but read off the fit cells: request_us, the median of the time between one request sent and the next;
-    message_us, and the launches (`Launch`), means over the cells that show them. TTFT is fitted on nowhere. With an
-    empty list there is no host time and no power limit. Raises UsageError when a name is not among the cells.
+    fitted but read off the fit cells: request_us, the median of the time between one request sent and the next, and
+    gather_us, a median likewise; message_us, and the launches (`Launch`), means over the cells that show them. TTFT is
+    fitted on nowhere. With an empty list there is no host time and no power limit. Raises UsageError when a name is not
+    among the cells.
     """
     by_name = {cell.name: cell for cell in cells}
     if missing := [name for name in fit_cells if name not in by_name]:
@@ -91,6 +93,8 @@ def _read(cells: Items[MeasuredCell]) -> dict[str, float]:
     """The constants of the host that need no search."""
     between = [cell.request_us for cell in cells if cell.request_us is not None]
     known = {"request_us": float(np.median(between)) if between else 0.0}
+    gathered = [cell.gather_us for cell in cells if cell.gather_us is not None]
+    known["gather_us"] = float(np.median(gathered)) if gathered else 0.0
     known["message_us"] = _mean([cell.message_us for cell in cells if cell.message_us is not None])
     launches = [cell.launch for cell in cells if cell.launch]
     known["launch_us"] = _mean([launch.graph_us for launch in launches if launch.graph_us is not None])

@@ -24,6 +24,7 @@ class HostOverheads:
     token_us: float = 0.0  # each output token of an iteration
     request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
     message_us: float = 0.0  # each way between client and engine, all requests at the same time
+    gather_us: float = 0.0  # an idle engine takes in what arrives so soon after a request, and then plans
     prompt_us: float = 0.0  # each iteration with prompts whose kernels no graph holds: the gaps between them
     # from the plan of an iteration to its last launch, beside the card's work on the iteration before
     launch_us: float = 0.0  # any iteration; all that it takes where its kernels are one graph
@@ -81,6 +82,16 @@ def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Lau
         pieces_us if pieces_us and pieces_us > LONGER * decode_us else None,
         eager_us if eager_us and eager_us > LONGER * decode_us else None,
     )
+
+
+def gather_us(iterations: pa.Table, requests: pa.Table) -> float | None:
+    """From the first request in the engine's queue to the first plan, where more requests came right behind it: the
+    engine empties its queue before it plans. None where neither was recorded. Tables of `batchlab.records`.
+    """
+    queued = requests["engine_queued_s"].drop_null()
+    if not len(queued) or not iterations.num_rows:
+        return None
+    return max(1e6 * (iterations["scheduled_s"][0].as_py() - min(queued.to_pylist())), 0.0)
 
 
 def _median(values: np.ndarray) -> float | None:

@@ -6,7 +6,7 @@ import numpy as np
 
 from batchlab.errors import UsageError
 from batchlab.sim.fitting import MeasuredCell
-from batchlab.sim.host import Launch, launch_times
+from batchlab.sim.host import Launch, gather_us, launch_times
 from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
@@ -62,12 +62,14 @@ def measured_cell(recorded: Recorded, **changes: Any) -> MeasuredCell:
     }
     at_once = requests.scheduled_s.max() == 0 and len(requests) > 1
     request_us = 1e6 * float(requests.sent_s.max() - requests.sent_s.min()) / (len(requests) - 1) if at_once else None
-    launch = message_us = None
+    launch = message_us = gathers_us = None
+    if call["engine"] == "vllm-v1" and at_once:
+        gathers_us = gather_us(recorded.iterations, recorded.requests)
     if call["engine"] == "vllm-v1" and requests.scheduled_s.max() > 0:
         launch = shown_launch(recorded)
     if requests.scheduled_s.max() > 0 and requests.engine_first_s.notna().any():
         message_us = 1e6 * float((requests.first_s - requests.engine_first_s).median())
-    return MeasuredCell(recorded.id, call, measured, request_us, message_us, launch)
+    return MeasuredCell(recorded.id, call, measured, request_us, message_us, launch, gathers_us)
 
 
 def shown_launch(recorded: Recorded) -> Launch:
