@@ -24,7 +24,7 @@ SCENARIO = {
     "defaults": {"max_batch_size": 32, "max_num_tokens": 8192},
     "num_requests": 60,
     "repeats": 1,
-    "sweeps": [{"name": "latency", "transport": "inprocess", "max_batch_size": [32], "request_rate": [5, 8]}],
+    "sweeps": [{"name": "latency", "transport": "inprocess", "max_batch_size": [32], "request_rate": [5, 6, 7, 8]}],
 }
 SLOWER = 2  # times as long for a launch as the fitted host
 
@@ -44,7 +44,7 @@ def compared(tmp_path_factory):
             result = simulate(**call | {"host": replace(call["host"], eager_us=SLOWER * call["host"].eager_us)})
             machine = {"name": "m", "cores": 8}
             source = {"machine": machine, "commit": "c", "started": f"2026-01-0{start + 1}T10:00"}
-            source["engine"] = {"start_s": float(start)}
+            source["engine"] = {"start_s": float(start // 2)}
             meta = {"invalid_reasons": [], "checks": {}, "duration_s": 1.0, "gpu": None, "provenance": source}
             mine.store.save(cell, meta, result.requests, result.iterations.cast(records.ITERATIONS))
         yield mine, validation.compare(mine)
@@ -74,23 +74,47 @@ def test_a_launch_that_is_hidden_behind_the_card_is_not_told():
     assert launch_times(result.iterations.slice(0, 2), 32, 512).eager_us is None
 
 
-def test_an_error_that_is_the_hosts_goes_with_its_own_times(compared):
+def test_the_first_cell_at_a_finite_rate_that_shows_a_launch_calibrates():
+    rows = [(1, "a", True, 900.0), (1, "b", False, np.nan), (1, "c", False, 800.0), (1, "d", False, 700.0)]
+    rows += [(2, "e", True, np.nan), (2, "f", True, 900.0), (3, "g", False, np.nan)]
+    cells = pd.DataFrame(rows, columns=["start", "cell", "at_once", "eager_us"]).assign(
+        graph_us=np.nan, pieces_us=np.nan
+    )
+    assert host_times.calibrating(cells) == {1: "c", 2: "f"}
+
+
+def test_an_error_that_is_the_hosts_goes_with_another_cell_of_its_start(compared):
     mine, rows = compared
-    wide = host_times.with_own_host(mine, rows, validation.WORST)
-    ttft = wide[wide["figure"] == "ttft_mean_ms"]
-    assert len(ttft) == 2 and (ttft["error"] < -0.2).all()
-    assert (wide["own_error"].abs() < 0.03).all()
-    table = told.above_table(wide, validation.WORST)
-    assert len(table.rows) == len(wide) and table.headings[-1] == "with its own host's times"
-    reading = repr(told.above_reading(wide, validation.WORST))
-    assert f"{len(wide)} figures of 2 cells are off by more than 8%" in reading
-    assert f"0 of these {len(wide)} are" in reading
+    cells = host_times.by_cell(mine, rows)
+    found = host_times.calibrated(mine, rows, cells)
+    assert set(found["cell"]) == set(cells["cell"]) - set(host_times.calibrating(cells).values())
+    assert found["cell"].nunique() == 2 and set(found["calibrated_on"]) == set(cells.groupby("start")["cell"].first())
+    ttft = found[found["figure"] == "ttft_mean_ms"]
+    assert (ttft["error"] < -0.2).all() and (found["own_error"].abs() < 0.03).all()
+    assert (ttft["low"] < ttft["measured"]).all() and ttft["own"].between(ttft["low"], ttft["high"]).all()
+    assert found.loc[found["figure"] == "running_batch_mean", "low"].isna().all()
+    before, after = (row for row in told.twice_table(found).rows if "TTFT" in row[0])
+    assert (before[2], before[-1], after[2], after[-1]) == ("2", "2", "2", "0")
+    assert "2 of 2 engine starts" in repr(told.twice_reading(found, rows))
+    assert "No figure that was tested" in repr(told.above_table(found))
+
+
+def test_what_is_left_is_told_with_its_interval_and_the_iterations(compared):
+    mine, rows = compared
+    cells = host_times.by_cell(mine, rows)
+    found = host_times.calibrated(mine, rows, cells.assign(graph_us=np.nan, pieces_us=np.nan, eager_us=np.nan))
+    assert found["calibrated_on"].isna().all() and (found["own"] == found["simulated"]).all()
+    table = told.above_table(found)
+    place = table.headings.index("against the simulation")
+    assert len(table.rows) == (found["error"].abs() > validation.WORST).sum() > 0
+    assert all("launches kernel by kernel took 4" in row[place] for row in table.rows)
+    assert table.rows[0][table.headings.index("calibrated on")] == "no cell"
 
 
 def test_each_start_has_its_own_row(compared):
     cells = host_times.by_cell(*compared)
     starts = host_times.by_start(cells)
-    assert starts["start"].tolist() == [1, 2] and starts["cells"].tolist() == [1, 1]
+    assert starts["start"].tolist() == [1, 2] and starts["cells"].tolist() == [2, 2]
     fitted_ms = 3.3 + 32 * 0.69 * SLOWER
     assert starts["eager_us"].to_numpy() / 1e3 == pytest.approx(fitted_ms, rel=0.05)
     first = told.starts_table(cells).rows[0]
@@ -111,9 +135,11 @@ def test_equal_iterations_are_compared_between_starts_and_within():
 
 def test_nothing_to_tell_is_one_line(compared):
     mine, rows = compared
-    none = host_times.with_own_host(mine, rows.iloc[:0], validation.WORST)
-    assert "No figure that was compared" in repr(told.above_table(none, validation.WORST))
-    assert "No error above 8% is left" in repr(told.above_reading(none, validation.WORST))
     empty = host_times.by_cell(mine, rows.iloc[:0])
     assert "No measured iteration shows" in repr(told.starts_table(empty))
     assert "No iteration was measured in more than one" in repr(told.starts_reading(empty))
+    none = host_times.calibrated(mine, rows.iloc[:0], empty)
+    assert "No figure that was tested" in repr(told.above_table(none))
+    assert repr(told.twice_table(none)) == told.LEFT_OUT and told.twice_reading(none, rows).sentences == (
+        told.LEFT_OUT,
+    )

@@ -1,23 +1,26 @@
 """How fast the host of each measured engine start was, and what a simulation is off by once it knows that.
 
-One start after the other, and one second after the other, the same iteration takes a host unequally long. The constants
-of `sim.fitted` are of the cells that were fitted on; where another cell's host was slower or faster, its error is the
-host's and not the model's. Nothing here is fitted, and nothing here counts as a test: a cell's own times are read from
-the very cell that is compared.
+In one engine start and in the next, in one second and in the next, the same iteration takes a host unequally long. The
+constants of `sim.fitted` are of the cells that were fitted on. Here one cell of each start tells that start's host and
+card (`sim.calibration`), and the others of the start are simulated with them: measure one cell, simulate the rest.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
+from batchlab import simulated
 from batchlab.cell import Cell
-from batchlab.study import Study
+from batchlab.sim.host import HostOverheads
+from batchlab.store import Recorded
+from batchlab.study import WITHIN, Study
 
 LAUNCHES = ("graph_us", "pieces_us", "eager_us")
 SAME = ["dataset", "max_batch_size"]
 STEADY = 100  # iterations
+TOLD = 0.03  # a smaller difference of times is none worth telling
 
 
 def _cells(study: Study, compared: pd.DataFrame) -> list[Cell]:
@@ -103,28 +106,92 @@ def same_iteration(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*SAME, "starts", "lowest_us", "highest_us", "within"])
 
 
-def with_own_host(study: Study, compared: pd.DataFrame, above: float) -> pd.DataFrame:
-    """The rows of `compared` of this engine whose error is above `above`, with `own_error` beside: that of a simulation
-    whose host launches and sends messages as fast as this very cell's did; NaN where the cell does not show it.
-    """
-    from batchlab.sim.fitted import fitted_constants
-    from batchlab.sim.fitting import compare_cells
-    from batchlab.sim.measured import measured_cell, shown_launch
+def calibrating(cells: pd.DataFrame) -> dict[int, str]:
+    """start → the one cell that tells its host: the first in time, of those at a finite rate, that shows a launch;
+    where none of them does, the first of all that shows one. Starts that show none are left out.
 
-    mine = {c.id: c for c in _cells(study, compared)}
-    wide = compared[compared["cell"].isin(mine) & (compared["error"].abs() > above)].copy()
-    own: dict[tuple[str, str], float] = {}
-    for name in wide["cell"].unique():
-        cell, recorded = mine[name], study.store.load(name)
-        constants = fitted_constants("vllm-v1", cell.hardware)
-        launch, made, host = shown_launch(recorded), measured_cell(recorded), constants["host"]
-        if launch.pieces_us is None and launch.eager_us is None:
-            continue
-        known = {"launch_us": launch.graph_us or host.launch_us, "message_us": made.message_us or host.message_us}
-        for kind in ("pieces_us", "eager_us"):
-            if (us := getattr(launch, kind)) is not None:
-                known[kind] = max((us - known["launch_us"]) / launch.layers, 0.0)
-        for row in compare_cells([made], replace(host, **known), constants["power"]):
-            own[name, row["figure"]] = row["error"]
-    wide["own_error"] = [own.get(key, np.nan) for key in zip(wide["cell"], wide["figure"], strict=True)]
-    return wide.sort_values("error", key=abs, ascending=False, kind="stable")
+    The rule was written down before any error with it was known, and knows no error. `cells` is what `by_cell` returns.
+    """
+    shown = cells[cells[list(LAUNCHES)].notna().any(axis=1)]
+    first = shown.sort_values("at_once", kind="stable").groupby("start")["cell"].first()  # `cells` is in order of time
+    return {int(start): cell for start, cell in first.items()}
+
+
+def calibrated(study: Study, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """The tested rows of `compared` (`validation.compare`) in process and of the engine that host times are fitted for,
+    without the calibrating cells, each simulated with the host and card of its engine start as well.
+
+    Columns besides: start, calibrated_on (a cell; None where its start shows no launch, which keeps the fitted
+    constants), own and own_error (simulated so, and against the measured figure), low and high (of the measured
+    figure: its 95% interval by batch means; NaN where it has none: all requests at once, or no such figure), why
+    (`_differs`; empty where own_error is within validation.WORST).
+    """
+    from batchlab.sim import simulate
+    from batchlab.sim.calibration import calibrate
+    from batchlab.validation import FITTED, WORST, twin
+
+    chosen = calibrating(cells)
+    known = {start: calibrate(study.store.load(cell)).constants() for start, cell in chosen.items()}
+    starts = cells.set_index("cell")["start"]
+    tested = compared["cell"].isin(set(starts.index) - set(chosen.values())) & (compared["set"] != FITTED)
+    found = compared[tested].copy()
+    found["start"] = found["cell"].map(starts).astype(int)
+    found["calibrated_on"] = [chosen.get(start) for start in found["start"]]
+    own, why = {}, {}
+    for cell in _cells(study, found):
+        call = simulated.arguments(twin(cell)) | known.get(int(starts[cell.id]), {})
+        rows, result = found[found["cell"] == cell.id], None
+        if int(starts[cell.id]) in known:
+            result = simulate(**call)
+            own |= {(cell.id, name): value for name, value in result.figures().items()}
+        ours = [own.get((cell.id, row.figure), row.simulated) / row.measured - 1 for row in rows.itertuples()]
+        if max(map(abs, ours)) > WORST:
+            result = result or simulate(**call)
+            why[cell.id] = _differs(study.store.load(cell.id), result.iterations, call["host"])
+    keys = zip(found["cell"], found["figure"], found["simulated"], strict=True)
+    found["own"] = [own.get((cell, figure), value) for cell, figure, value in keys]
+    found["own_error"] = found["own"] / found["measured"] - 1
+    half = [_half(row, figure) for row, figure in zip(_measured(study, found), found["figure"], strict=True)]
+    found["why"] = found["cell"].map(why).where(found["own_error"].abs() > WORST, "")
+    return found.assign(low=found["measured"] - half, high=found["measured"] + half)
+
+
+def _differs(recorded: Recorded, own: pa.Table, host: HostOverheads) -> str:
+    """In what a cell's iterations differ from those simulated for it: its launches (quartiles, beside the simulated
+    one), its decodes, and its iterations with prompts (ratios of means over measured and simulated ones).
+    """
+    from batchlab.sim.calibration import decodes_ratio
+    from batchlab.sim.measured import cell_launches, shown_launch
+
+    launch, each, told = shown_launch(recorded), cell_launches(recorded), []
+    for name, words in (("pieces_us", "in pieces"), ("eager_us", "kernel by kernel")):
+        simulated_us = host.launch_us + launch.layers * getattr(host, name)
+        if getattr(launch, name) and abs(getattr(launch, name) / simulated_us - 1) > TOLD:
+            low, high = np.percentile(each[name], (25, 75)) / 1e3
+            told.append(
+                f"half of its launches {words} took {low:.0f} to {high:.0f} ms, simulated {simulated_us / 1e3:.0f}"
+            )
+    ratio = decodes_ratio(recorded.iterations, own)
+    if ratio and abs(ratio - 1) > TOLD:
+        told.append(f"its decodes took {ratio:.2f} times as long")
+    mine, theirs = (_with_prompts_us(table) for table in (recorded.iterations, own))
+    if mine and theirs and abs(mine / theirs - 1) > TOLD:
+        told.append(f"its iterations with prompts took {mine / theirs:.2f} times as long")
+    return "; ".join(told) or f"no kind of iteration differs by more than {TOLD:.0%}"
+
+
+def _with_prompts_us(iterations: pa.Table) -> float | None:
+    """Mean time from the output before to that of an iteration with prompts."""
+    took, mixed = np.diff(iterations["output_s"].to_numpy()), iterations["prefill_tokens"].to_numpy()[1:] > 0
+    return 1e6 * float(took[mixed].mean()) if mixed.any() else None
+
+
+def _measured(study: Study, rows: pd.DataFrame) -> list[dict[str, Any]]:
+    frame = study.frame().drop_duplicates("cell").set_index("cell")
+    return frame.loc[rows["cell"]].to_dict("records")
+
+
+def _half(cell: dict[str, Any], figure: str) -> float:
+    """Half of the interval within a run. All at once, a run is no stationary process and has none."""
+    known = cell[WITHIN[figure]] if figure in WITHIN and np.isfinite(cell["request_rate"]) else None
+    return np.nan if known is None else float(known)

@@ -17,6 +17,7 @@ from batchlab.sim.policies.base import checked_options
 from batchlab.sim.power import PowerLimit, PowerLimited
 from batchlab.sim.result import SimResult
 from batchlab.sim.roofline import RooflineTimes
+from batchlab.sim.scaled import ScaledTimes
 from batchlab.sim.state import Sequence
 from batchlab.sim.tables import table_times
 
@@ -42,6 +43,7 @@ def simulate(
     step_times: str | StepTimes = "auto",
     host: HostOverheads | None = None,
     power: PowerLimit | None = None,
+    card_factor: float = 1.0,
     keep_chunks: bool = False,
 ) -> SimResult:
     """Simulate one engine on one workload.
@@ -64,6 +66,7 @@ def simulate(
             methods of `core.StepTimes`.
         host: the host's own time; without, none.
         power: what the card sustains at its power limit; without, no limit.
+        card_factor: times as long as the step times say, for a card that is slower or faster than theirs.
         keep_chunks: also write each token's time into the rows.
 
     Returns the rows and the iterations of `batchlab.records`, and the provenance. Deterministic: equal arguments,
@@ -81,6 +84,8 @@ def simulate(
     limits = Limits(max_batch_size, max_num_tokens)
     blocks, memory_how = kv_blocks(policy_type, shape, card, quant, tp, limits, memory)
     times = _step_times(step_times, shape, card, kernels or policy_type.kernels, quant, tp)
+    if card_factor != 1:
+        times = ScaledTimes(times, card_factor)
     if power:
         times = PowerLimited(times, power, shape, quant, tp)
     host = host or HostOverheads()

@@ -53,29 +53,38 @@ class Launch:
     eager_us: float | None
 
 
-def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Launch:
-    """What the iterations (records.ITERATIONS) of an engine that plans ahead show of its host's launches.
+def launches(iterations: pa.Table, recorded_tokens: int) -> dict[str, np.ndarray]:
+    """Each time from a plan to its last launch that iterations (records.ITERATIONS) of an engine that plans ahead may
+    show, in microseconds: graph_us, pieces_us, eager_us as in `Launch`, and decode_us, that of decodes among decodes.
 
     The output of an iteration is read only once the next one is launched. So after decodes alone, the time from a plan
     with prompts to the output before it is the launch, where it is longer than such an iteration takes. And where
     prompts of few tokens went before, the time from a plan of decodes alone to the output before it is their launch,
-    where it is shorter. Medians. `recorded_tokens` are the most for which there are graphs.
+    where it is shorter. `recorded_tokens` are the most for which there are graphs.
     """
     columns = ("scheduled_s", "output_s", "prefill_tokens", "decode_tokens")
     planned, output, prompts, decodes = (iterations[name].to_numpy() for name in columns)
     if len(planned) < 3:
-        return Launch(layers, None, None, None)
-    mixed, tokens = prompts > 0, prompts + decodes
+        return dict.fromkeys(("decode_us", "graph_us", "pieces_us", "eager_us"), np.empty(0))
+    mixed, large = prompts > 0, prompts + decodes > recorded_tokens
     took_us = 1e6 * (output[1:-1] - planned[2:])  # by the third of three iterations
     known = (took_us > 0) & ~mixed[:-2]
-    decoding = known & ~mixed[1:-1] & ~mixed[2:]
-    if not decoding.any():
+    into_prompts = known & ~mixed[1:-1] & mixed[2:]
+    return {
+        "decode_us": took_us[known & ~mixed[1:-1] & ~mixed[2:]],
+        "graph_us": took_us[known & mixed[1:-1] & ~large[1:-1] & ~mixed[2:]],
+        "pieces_us": took_us[into_prompts & ~large[2:]],
+        "eager_us": took_us[into_prompts & large[2:]],
+    }
+
+
+def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Launch:
+    """Medians of what `launches` finds, as far as they can be told from the iterations around them."""
+    found = launches(iterations, recorded_tokens)
+    if not len(found["decode_us"]):
         return Launch(layers, None, None, None)
-    decode_us = float(np.median(took_us[decoding]))
-    large = tokens > recorded_tokens
-    graph_us = _median(took_us[known & mixed[1:-1] & ~large[1:-1] & ~mixed[2:]])
-    pieces_us = _median(took_us[known & ~mixed[1:-1] & mixed[2:] & ~large[2:]])
-    eager_us = _median(took_us[known & ~mixed[1:-1] & mixed[2:] & large[2:]])
+    decode_us = float(np.median(found["decode_us"]))
+    graph_us, pieces_us, eager_us = (_median(found[name]) for name in ("graph_us", "pieces_us", "eager_us"))
     return Launch(
         layers,
         graph_us if graph_us and graph_us < decode_us else None,

@@ -6,7 +6,7 @@ import numpy as np
 
 from batchlab.errors import UsageError
 from batchlab.sim.fitting import MeasuredCell
-from batchlab.sim.host import Launch, gather_us, launch_times
+from batchlab.sim.host import Launch, gather_us, launch_times, launches
 from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
@@ -76,3 +76,8 @@ def shown_launch(recorded: Recorded) -> Launch:
     """`launch_times` of a cell of vLLM V1."""
     layers = load_model(recorded.meta["cell"]["model"]).layers
     return launch_times(recorded.iterations, layers, POLICIES["vllm-v1"].graph_sizes[-1])
+
+
+def cell_launches(recorded: Recorded) -> dict[str, np.ndarray]:
+    """`launches` of a cell of vLLM V1: each time, not medians."""
+    return launches(recorded.iterations, POLICIES["vllm-v1"].graph_sizes[-1])
