@@ -51,7 +51,9 @@ NUMBERED := $(sort $(wildcard notebooks/[0-9][0-9]-*.ipynb))
 NUMBERS := $(foreach notebook,$(NUMBERED),$(firstword $(subst -, ,$(notdir $(notebook)))))
 OTHERS := $(basename $(notdir $(filter-out $(NUMBERED),$(sort $(wildcard notebooks/*.ipynb)))))
 FIRST := $(OUT)/01.ipynb
-LATER := $(patsubst %,$(OUT)/%.ipynb,$(filter-out 01,$(NUMBERS)))
+# The longest begin first, so that no core waits for them at the end.
+LONG := 08 13
+LATER := $(patsubst %,$(OUT)/%.ipynb,$(filter $(LONG),$(NUMBERS)) $(filter-out 01 $(LONG),$(NUMBERS)))
 EXECUTED := $(FIRST) $(LATER) $(OTHERS:%=$(OUT)/%.ipynb)
 AHEAD := $(OUT)/ahead.stamp
 # Where nothing can be measured (cells of a GPU, on a machine without one) no notebook waits for 01, which would.

@@ -174,6 +174,12 @@ def test_a_record_is_read_once(here, monkeypatch):
     assert sorted(read) == sorted(c.id for c in mine.cells())
 
 
+def test_a_cell_that_is_asked_for_twice_is_simulated_once(here):
+    mine = opened(here)
+    cells = mine.cells()
+    assert len(simulated.missing([*cells, *cells])) == len(cells) == mine.simulate([*cells, *cells])
+
+
 def test_an_older_simulators_records_are_removed_but_the_last(here):
     folder = paths.BUILD / "simulated"
     for age, name in enumerate(("newest", "older", "oldest")):

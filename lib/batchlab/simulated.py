@@ -124,9 +124,10 @@ def check(cells: Iterable[Cell]) -> None:
 
 
 def missing(cells: Iterable[Cell]) -> list[Cell]:
-    """The cells that the simulator as it is now has not simulated."""
-    there: dict[str, set[str]] = {}
-    return [c for c in cells if c.id not in there.setdefault(c.hardware, store(c.hardware).ids())]
+    """The cells that the simulator as it is now has not simulated, each once."""
+    each = list({c.id: c for c in cells}.values())
+    there = {hardware: store(hardware).ids() for hardware in {c.hardware for c in each}}
+    return [c for c in each if c.id not in there[c.hardware]]
 
 
 def run(cells: list[Cell], *, keep_chunks: bool = False, tell: Callable[[int], None] = lambda done: None) -> int:
@@ -146,7 +147,8 @@ def run(cells: list[Cell], *, keep_chunks: bool = False, tell: Callable[[int], N
         with FileLock(target.folder / ".lock"):
             there = target.ids()
             # neighbours share their operator tables
-            missing = sorted((c for c in cells if c.hardware == hardware and c.id not in there), key=Cell.launch_key)
+            wanted = {c.id: c for c in cells if c.hardware == hardware and c.id not in there}
+            missing = sorted(wanted.values(), key=Cell.launch_key)
             job = partial(_record, folder=target.folder, keep_chunks=keep_chunks, commit=_commit())
             for _ in over_cores(job, missing):
                 done += 1

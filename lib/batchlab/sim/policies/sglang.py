@@ -166,7 +166,10 @@ class _PrefillAdder:
         each.
         """
         policy = self.policy
-        states = [(s.output - policy.produced(s), s.prompt + policy.produced(s)) for s in policy.decodes]
+        tick, states = policy.decodes.tick, []
+        for s in policy.decodes:
+            left = max(0, s.end_tick - tick)  # as in `produced`, which a call each would make slow
+            states.append((left, s.prompt + s.output - left))
         states += [(s.output - s.produced, s.known) for s, _, _ in self.step.prefills]
         states.append((seq.output - seq.produced, seq.known))
         states.sort()
