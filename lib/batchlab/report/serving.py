@@ -61,12 +61,12 @@ def reading(pairs: pd.DataFrame, points: pd.DataFrame) -> Reading:
 
 def numbers(pairs: pd.DataFrame) -> Table:
     """Every pair."""
-    shown = pairs.assign(lost=[f"{v:.1%}" for v in pairs["throughput_lost"]])
+    limits = [f"{b} / {t}" for b, t in zip(pairs["max_batch_size"], pairs["max_num_tokens"], strict=True)]
+    shown = pairs.assign(lost=[f"{v:.1%}" for v in pairs["throughput_lost"]], limits=limits)
     columns = {
         "dataset": "dataset",
         "request_rate": "request rate",
-        "max_batch_size": "max_batch_size",
-        "max_num_tokens": "max_num_tokens",
+        "limits": "batch / tokens",
         "output_throughput_tok_s_http": "HTTP (tok/s)",
         "output_throughput_tok_s_inprocess": "in process (tok/s)",
         "lost": "lost",
