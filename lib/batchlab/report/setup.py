@@ -156,7 +156,10 @@ def checks(study: Study, cells: pd.DataFrame) -> Reading:
                 f"We have never run {engine_name(name)} itself: its adapter is written after its sources and proved "
                 "against a stand-in that follows them."
             )
-    return Reading(tuple(sentences or ["Every check of a cell's validity was possible in every measured cell."]))
+    if not sentences:
+        fine = "Every check of a cell's validity was possible in every measured cell."
+        sentences.append(fine if recorded(real).any() else "No cell is measured, so there was none to check.")
+    return Reading(tuple(sentences))
 
 
 def cells_of(study: Study, *sweeps: str) -> pd.DataFrame:
