@@ -7,11 +7,12 @@ import pandas as pd
 import pytest
 import yaml
 
-from batchlab import host_times, paths, records, simulated, study, validation
+from batchlab import host_times, paths, simulated, study, validation
 from batchlab.report import host_times as told
 from batchlab.sim import HostOverheads, simulate
 from batchlab.sim.host import launch_times
 from sim_driver import HandTimes
+from test_validation import save
 
 pytest.importorskip("aiconfigurator_core")
 
@@ -45,8 +46,7 @@ def compared(tmp_path_factory):
             machine = {"name": "m", "cores": 8}
             source = {"machine": machine, "commit": "c", "started": f"2026-01-0{start + 1}T10:00"}
             source["engine"] = {"start_s": float(start // 2)}
-            meta = {"invalid_reasons": [], "checks": {}, "duration_s": 1.0, "gpu": None, "provenance": source}
-            mine.store.save(cell, meta, result.requests, result.iterations.cast(records.ITERATIONS))
+            save(mine, cell, result, source)
         yield mine, validation.compare(mine)
 
 

@@ -4,11 +4,13 @@ import math
 from types import SimpleNamespace
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 import synthetic
 from batchlab import rivals, scenario
 from batchlab.report import rivals as told
+from batchlab.store import Recorded
 
 TWO = """\
 title: Two engines
@@ -124,9 +126,13 @@ def test_a_front_end_that_limits_its_engine_is_told_with_both_speeds(study):
     cells = both().query("transport == 'http' and dataset == 'decode-heavy' and max_batch_size == 4")
     cells = cells.drop_duplicates("engine").reset_index(drop=True)
     late = {cell: 1.0 + 3.0 * (engine == "sglang") for cell, engine in zip(cells["cell"], cells["engine"], strict=True)}
-    study.requests = lambda cell: pd.DataFrame({"last_s": [0.9, 10.0 + late[cell] - 1], "tokens": [20, 40]})
-    study.iterations = lambda cell: pd.DataFrame({"output_s": [5.0, 10.0]})
-    study.provenance = lambda cell: {"machine": {"cores": 16}}
+    meta = {"provenance": {"machine": {"cores": 16}}}
+    study.record = lambda cell: Recorded(
+        cell,
+        meta,
+        pa.table({"last_s": [0.9, 10.0 + late[cell] - 1], "tokens": [20, 40]}),
+        pa.table({"output_s": [5.0, 10.0]}),
+    )
     behind = rivals.front_ends(study, cells)
     assert dict(zip(behind["engine"], behind["limits"], strict=True)) == {"vllm": False, "sglang": True}
     assert behind["inside_tok_s"].tolist() == [6.0, 6.0]

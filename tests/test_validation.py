@@ -8,10 +8,11 @@ import pytest
 import yaml
 
 from batchlab import paths, records, simulated, study, validation
+from batchlab.cell import Cell
 from batchlab.plots import validation as figures
 from batchlab.report import ahead
 from batchlab.report import validation as told
-from batchlab.sim import simulate
+from batchlab.sim import SimResult, simulate
 from batchlab.study import Study
 
 pytest.importorskip("aiconfigurator_core")
@@ -47,9 +48,14 @@ def measured(tmp_path_factory) -> Study:
         for cell in mine.cells():
             result = bare(cell)
             source = {"machine": {"name": "m"}, "commit": "c", "started": "2026-01-01", "engine": {"start_s": 1.0}}
-            meta = {"invalid_reasons": [], "checks": {}, "duration_s": 1.0, "gpu": None, "provenance": source}
-            mine.store.save(cell, meta, result.requests, result.iterations.cast(records.ITERATIONS))
+            save(mine, cell, result, source)
         yield mine
+
+
+def save(mine: Study, cell: Cell, result: SimResult, source: dict) -> None:
+    """A simulation's rows as the record of a measured cell."""
+    meta = {"invalid_reasons": [], "checks": {}, "duration_s": 1.0, "gpu": None, "provenance": source}
+    mine.store.save(cell, meta, result.requests, result.iterations.cast(records.ITERATIONS))
 
 
 def bare(cell):

@@ -68,7 +68,7 @@ def cells_of(scenario: Scenario, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def other_options(scenario: Scenario, cells: pd.DataFrame) -> pd.DataFrame:
-    """The measured cells at places of `cells_of`, all at once over its transport, of engines with other options."""
+    """The measured cells at places of `cells_of`, over its transport, of its engines with other options."""
     base = cells_of(scenario, cells)
     places = {key(row, [*PLACE, "transport"]) for row in base[[*PLACE, "transport"]].to_dict("records")}
     usual = {key(row, ["engine", "engine_options"]) for row in base[["engine", "engine_options"]].to_dict("records")}
@@ -157,14 +157,15 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
     known = ["engine", "engine_options", "dataset", "max_batch_size", "max_num_tokens"]
     good = cells[valid(cells) & cells["request_rate"].map(math.isinf)] if len(cells) else cells
     for row in good.to_dict("records"):
-        requests, iterations = study.requests(row["cell"]), study.iterations(row["cell"])
+        recorded = study.record(row["cell"])
+        requests, iterations = recorded.requests.to_pandas(), recorded.iterations.to_pandas()
         if iterations.empty or requests["last_s"].isna().all():
             continue
         client, tokens, behind = requests["last_s"].max(), requests["tokens"].sum(), behind_s(requests, iterations)
         told = {"inside_s": client - behind, "client_s": client, "behind_s": behind}
         speeds = {"inside_tok_s": tokens / (client - behind), "client_tok_s": tokens / client}
         limits = {"limits": behind > BEHIND_SHARE * client}
-        cores = {"cores": study.provenance(row["cell"])["machine"]["cores"]}
+        cores = {"cores": recorded.meta["provenance"]["machine"]["cores"]}
         rows.append({name: row[name] for name in known} | told | speeds | limits | cores)
     columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits", "cores"]
     return pd.DataFrame(rows, columns=columns)

@@ -145,12 +145,10 @@ def run(cells: list[Cell], *, keep_chunks: bool = False, tell: Callable[[int], N
         target = store(hardware)
         target.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(target.folder / ".lock"):
-            there = target.ids()
             # neighbours share their operator tables
-            wanted = {c.id: c for c in cells if c.hardware == hardware and c.id not in there}
-            missing = sorted(wanted.values(), key=Cell.launch_key)
+            left = sorted(missing(c for c in cells if c.hardware == hardware), key=Cell.launch_key)
             job = partial(_record, folder=target.folder, keep_chunks=keep_chunks, commit=_commit())
-            for _ in over_cores(job, missing):
+            for _ in over_cores(job, left):
                 done += 1
                 tell(done)
     return done

@@ -17,7 +17,7 @@ from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import EngineError, UsageError
 from batchlab.progress import Progress
 from batchlab.scenario import Scenario
-from batchlab.store import Store
+from batchlab.store import Recorded, Store
 
 
 def _say(line: str) -> None:
@@ -156,11 +156,14 @@ class Study:
     def provenance(self, cell_id: str) -> dict[str, Any]:
         return self._store_of(cell_id).meta(cell_id)["provenance"]
 
+    def record(self, cell_id: str) -> Recorded:
+        return self._store_of(cell_id).load(cell_id)
+
     def requests(self, cell_id: str) -> pd.DataFrame:
-        return self._store_of(cell_id).load(cell_id).requests.to_pandas()
+        return self.record(cell_id).requests.to_pandas()
 
     def iterations(self, cell_id: str) -> pd.DataFrame:
-        return self._store_of(cell_id).load(cell_id).iterations.to_pandas()
+        return self.record(cell_id).iterations.to_pandas()
 
     def _store_of(self, cell_id: str) -> Store:
         return next((self._store(p.cell) for p in self.planned if p.cell.id == cell_id), self.store)

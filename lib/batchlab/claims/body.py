@@ -137,8 +137,8 @@ class Body:
     def noise(self, metric: str, way: tuple[str, ...]) -> tuple[float, int]:
         """Relative standard deviation of a run, pooled over the points that have repeats, and its degrees of freedom.
 
-        `way`: of which engine and transport (`study.WAY`). (0, 0) without repeats, and where
-        nothing varies by chance. Only points of one request rate kind are comparable, so TTFT is pooled over finite
+        `way`: of which engine and transport (`study.WAY`). (0, 0) without repeats, and where nothing varies by
+        chance. Only points of one request rate kind are comparable, so TTFT is pooled over finite
         rates, everything else over all.
         """
         if (metric, *way) not in self._noise:
