@@ -18,6 +18,8 @@ from batchlab.sim.fitting import MeasuredCell, compare_cells, error_table, fit_c
 from batchlab.sim.host import HostOverheads
 from batchlab.sim.measured import measured_cell
 from batchlab.store import Store
+from batchlab.study import open_study
+from batchlab.validation import again
 
 HARDWARE = "h200_sxm"
 # (input and output length, max_batch_size, max_num_tokens, request rate, seed, whether KV memory was held): small and
@@ -35,10 +37,10 @@ FIT_ON = {
 
 
 def cells() -> tuple[list[MeasuredCell], list[str]]:
-    """Every valid recorded in-process cell, and the names of those to fit on."""
+    """Every valid recorded in-process cell that was not chosen by its error, and the names of those to fit on."""
     store = Store(paths.RESULTS / HARDWARE)
     made, chosen = [], []
-    for cell_id in sorted(store.ids()):
+    for cell_id in sorted(store.ids() - again(open_study("h200"))):
         recorded = store.load(cell_id)
         cell = recorded.meta["cell"]
         if recorded.meta["invalid_reasons"] or cell["transport"] != "inprocess" or cell.get("token_rule"):

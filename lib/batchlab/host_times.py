@@ -128,12 +128,12 @@ def calibrated(study: Study, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.
     """
     from batchlab.sim import simulate
     from batchlab.sim.calibration import calibrate
-    from batchlab.validation import FITTED, WORST, twin
+    from batchlab.validation import AGAIN, FITTED, WORST, twin
 
     chosen = calibrating(cells)
     known = {start: calibrate(study.store.load(cell)).constants() for start, cell in chosen.items()}
     starts = cells.set_index("cell")["start"]
-    tested = compared["cell"].isin(set(starts.index) - set(chosen.values())) & (compared["set"] != FITTED)
+    tested = compared["cell"].isin(set(starts.index) - set(chosen.values())) & ~compared["set"].isin((FITTED, AGAIN))
     found = compared[tested].copy()
     found["start"] = found["cell"].map(starts).astype(int)
     found["calibrated_on"] = [chosen.get(start) for start in found["start"]]

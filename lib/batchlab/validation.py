@@ -3,7 +3,7 @@ engine, and TensorRT-LLM against NVIDIA's published throughput.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from batchlab.study import Study
 GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_mean": 0.01, "ttft_mean_ms": 0.10}
 WORST = 0.08  # goal for any cell
 FITTED = "fitted on"
-TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", "over HTTP", "another engine")
+AGAIN = "missed, once more"
+MISSED = "missed-"  # sweeps so named repeat points for their error: their repeats say whether it lasts, and bias a mean
+TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", AGAIN, "over HTTP", "another engine")
 # what the constants are not of: a server and its client, and the host of an engine that nothing was fitted on
 OUTSIDE = ("over HTTP", "another engine")
 OPTIONS = ("max_model_len", "kv_cache_gib", "gpu_memory_utilization", "dtype", "quantization", "tensor_parallel_size")
@@ -66,7 +68,7 @@ def compare(study: Study) -> pd.DataFrame:
     beside = pairs(study)
     study.simulate([t for _, t in beside])
     rows = []
-    for (cell, other), where in zip(beside, sets([c for c, _ in beside]), strict=True):
+    for (cell, other), where in zip(beside, sets([c for c, _ in beside], again(study)), strict=True):
         mine, theirs = frame.loc[cell.id], simulated.store(other.hardware).meta(other.id)["summary"]
         common = {
             "cell": cell.id,
@@ -88,8 +90,17 @@ def compare(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def sets(cells: list[Cell]) -> list[str]:
-    """For each measured cell: whether the constants were fitted on it, else in what it differs from those that were."""
+def again(study: Study) -> set[str]:
+    """The ids of cells that were measured because another run of their point had been missed."""
+    sweeps = [s.name for s in study.scenario.sweeps if s.name.startswith(MISSED)]
+    return {c.id for sweep in sweeps for c in study.cells(sweep) if c.seed}
+
+
+def sets(cells: list[Cell], again: Collection[str] = ()) -> list[str]:
+    """For each measured cell: whether the constants were fitted on it, else in what it differs from those that were.
+
+    `again` are the ids of cells that were measured because another run of their point had been missed.
+    """
     from batchlab.sim.fitted import fitted
     from batchlab.sim.measured import simulated_engine
 
@@ -101,6 +112,8 @@ def sets(cells: list[Cell]) -> list[str]:
     def of(cell: Cell) -> str:
         if cell.id in fit[cell.hardware]:
             return FITTED
+        if cell.id in again:
+            return AGAIN
         entry = known[cell.hardware]
         if entry and entry["engine"] != simulated_engine(cell.engine, cell.engine_version):
             return "another engine"

@@ -11,8 +11,8 @@ from batchlab.plots.limits import limit_axis, panel_title, panels, plain_log_y
 from batchlab.plots.style import MUTED, new_figure, styled
 
 # Okabe and Ito's, as everywhere; the first is for the cells that were fitted on
-SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9")
-MARKERS = ("x", "o", "s", "^", "D", "v", "P")
+SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
+MARKERS = ("x", "o", "s", "^", "D", "v", "P", "*")
 
 
 EVEN = 0.1  # up to here the axis of errors is linear

@@ -84,7 +84,8 @@ def reading(compared: pd.DataFrame) -> Reading:
     if compared.empty:
         return Reading((LEFT_OUT,))
     outside = compared["set"].isin(validation.OUTSIDE)
-    tested = compared[(compared["set"] != validation.FITTED) & ~outside]
+    again = compared["set"] == validation.AGAIN
+    tested = compared[(compared["set"] != validation.FITTED) & ~again & ~outside]
     found = []
     for row in validation.errors(tested, by=("figure",)).to_dict("records"):
         words, _ = metric_words(row["figure"])
@@ -96,6 +97,11 @@ def reading(compared: pd.DataFrame) -> Reading:
             f"({met} the goal of {goal:.0%}) and by {percent(row['max_abs'])} at most ({most} the goal of "
             f"{validation.WORST:.0%}; {named(worst)}); signed mean {percent(row['mean'], signed=True)}."
         )
+    if again.any():
+        found.append(
+            f"{compared[again]['cell'].nunique()} cells were measured once more because they had been missed, and "
+            f"count in no mean: off on average by {_means(compared[again])}."
+        )
     found += [_outside(rows) for _, rows in compared[outside].groupby(["engine", "transport"], sort=False)]
     return Reading(tuple(found) or ("Every cell was fitted on: there is none to test with.",))
 
@@ -103,16 +109,21 @@ def reading(compared: pd.DataFrame) -> Reading:
 def _outside(rows: pd.DataFrame) -> str:
     """The errors of one engine and transport that no constant was fitted for."""
     engine, transport = rows["engine"].iloc[0], rows["transport"].iloc[0]
+    lacks = "server or host" if (rows["set"] == "another engine").any() else "server"
+    return (
+        f"{engine_name(engine)}, {TRANSPORTS.get(transport, transport)}, {rows['cell'].nunique()} cells, with no "
+        f"constant of its {lacks}: off on average by {_means(rows)}."
+    )
+
+
+def _means(rows: pd.DataFrame) -> str:
+    """The errors of these rows, figure by figure."""
     told = []
     for row in validation.errors(rows, by=("figure",)).to_dict("records"):
         words, _ = metric_words(row["figure"])
         signed = percent(row["mean"], signed=True)
         told.append(f"{words} {percent(row['mean_abs'])} (signed {signed}, at most {percent(row['max_abs'])})")
-    lacks = "server or host" if (rows["set"] == "another engine").any() else "server"
-    return (
-        f"{engine_name(engine)}, {TRANSPORTS.get(transport, transport)}, {rows['cell'].nunique()} cells, with no "
-        f"constant of its {lacks}: off on average by {', '.join(told)}."
-    )
+    return ", ".join(told)
 
 
 def named(row: Any) -> str:

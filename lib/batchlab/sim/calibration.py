@@ -15,7 +15,7 @@ import pyarrow as pa
 from batchlab.errors import UsageError
 from batchlab.sim.api import simulate
 from batchlab.sim.fitted import fitted_constants
-from batchlab.sim.host import SHOWN, HostOverheads
+from batchlab.sim.host import SHOWN, HostOverheads, overheads_of
 from batchlab.sim.measured import measured_cell, shown_launch, simulated_engine
 from batchlab.store import Recorded
 
@@ -67,12 +67,7 @@ def calibrate(recorded: Recorded) -> Calibration:
     fitted = fitted_constants(ENGINE, cell["hardware"], as_run["quantization"])
     host, power = fitted.get("host", HostOverheads()), fitted.get("power")
     made, launch = measured_cell(recorded, **as_run), shown_launch(recorded)
-    known = {}
-    if launch.graph_us:
-        known["launch_us"] = launch.graph_us
-    for name in ("pieces_us", "eager_us"):
-        if us := getattr(launch, name):
-            known[name] = max((us - known.get("launch_us", host.launch_us)) / launch.layers, 0.0)
+    known = overheads_of(launch, host)
     if made.message_us is not None:
         known["message_us"] = made.message_us
     host = replace(host, **known)

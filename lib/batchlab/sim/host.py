@@ -53,6 +53,16 @@ class Launch:
     eager_us: float | None
 
 
+def overheads_of(launch: Launch, host: HostOverheads) -> dict[str, float]:
+    """launch_us, pieces_us and eager_us (see `HostOverheads`) as far as `launch` shows them; what it does not show is
+    taken from `host`.
+    """
+    first = launch.graph_us or host.launch_us
+    layer = {name: us for name in ("pieces_us", "eager_us") if (us := getattr(launch, name)) is not None}
+    known = {name: max((us - first) / launch.layers, 0.0) for name, us in layer.items()}
+    return {"launch_us": launch.graph_us, **known} if launch.graph_us else known
+
+
 def launches(iterations: pa.Table, recorded_tokens: int) -> dict[str, np.ndarray]:
     """Each time from a plan to its last launch that iterations (records.ITERATIONS) of an engine that plans ahead may
     show, in microseconds: graph_us, pieces_us, eager_us as in `Launch`, and decode_us, that of decodes among decodes.
