@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 import synthetic
-from batchlab import metrics, weights
+from batchlab import noise, weights
 from batchlab.report import weights as told
 
 FILE = json.dumps({"dtype": "bfloat16", "args": {"load_format": "safetensors"}})
@@ -34,7 +34,7 @@ def test_ratio_and_interval_come_from_both_means_and_the_noise_of_repeats():
     means = mine.groupby("engine_options")["output_throughput_tok_s"].mean()
     assert row["ratio"] == pytest.approx(means[FILE] / means.drop(FILE).iloc[0])
     repeats = cells[cells["engine_options"] != FILE].groupby(["dataset", "max_batch_size", "max_num_tokens"])
-    spread, freedom = metrics.repeat_noise(g["output_throughput_tok_s"].to_numpy() for _, g in repeats)
+    spread, freedom = noise.repeat_noise(g["output_throughput_tok_s"].to_numpy() for _, g in repeats)
     assert freedom == 36
     half = row["ratio"] * 2.0281 * spread * (1 + 1 / 3) ** 0.5
     assert row["ratio_hi"] - row["ratio"] == pytest.approx(half, rel=1e-4)

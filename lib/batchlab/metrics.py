@@ -14,7 +14,6 @@ A failed or tokenless request has no TTFT, TPOT or E2E: null, never 0.
 """
 
 import math
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -64,6 +63,7 @@ EXTRA_KEYS = (
     "ttft_sent_p50_ms",
     "iterations",
     "polled_samples",
+    "front_end_behind_s",
     "energy_j",
     "energy_per_output_token_j",
 )
@@ -266,6 +266,7 @@ def summary(
         "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
         "iterations": None if polled else len(iterations),
         "polled_samples": len(iterations) if polled else None,
+        "front_end_behind_s": None if polled else behind_s(requests, iterations),
         "energy_j": energy_j,
         "energy_per_output_token_j": energy_j / output_tokens if energy_j and output_tokens else None,
     }
@@ -288,20 +289,6 @@ def _plain(value: Any) -> Any:
     if not math.isfinite(number):
         return None
     return int(value) if isinstance(value, int | np.integer) else round(number, 6)
-
-
-def repeat_noise(points: Iterable[np.ndarray]) -> tuple[float, int]:
-    """How much a run varies by chance: its relative standard deviation, pooled over points, and the degrees of freedom.
-
-    `points` has the values of one figure over a point's repeats, each. (0, 0) where no point has two.
-    """
-    squares, freedom = 0.0, 0
-    for values in points:
-        values = values[~np.isnan(values)]
-        if len(values) > 1 and values.mean() > 0:
-            squares += float(((values / values.mean() - 1) ** 2).sum())
-            freedom += len(values) - 1
-    return (math.sqrt(squares / freedom), freedom) if freedom else (0.0, 0)
 
 
 def interval(values: np.ndarray) -> tuple[float, float, float]:

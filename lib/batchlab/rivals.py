@@ -13,13 +13,13 @@ import pandas as pd
 from batchlab.cell import SIMULATED
 from batchlab.errors import UsageError
 from batchlab.metrics import behind_s
+from batchlab.noise import LATE
 from batchlab.plots.gather import key, points
 from batchlab.plots.select import along, valid
 from batchlab.scenario import Scenario, Sweep
 from batchlab.study import POINT, Study
 
 PLACE = ["dataset", "max_batch_size", "max_num_tokens", "request_rate"]
-BEHIND_SHARE = 0.05  # of the run: a front end further behind its engine than this is said to limit it
 RATIOS = ["dataset", "engine", "base", "axis", "at", "other", "ratio", "ratio_lo", "ratio_hi", "apart"]
 
 
@@ -151,7 +151,7 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
 
     `inside_s` is when the engine's last iteration was done, `client_s` when the client had the last token, both from
     the first request's time; `behind_s` the difference; `inside_tok_s` and `client_tok_s` all output tokens over each;
-    `limits` whether the difference is more than BEHIND_SHARE of the run; `cores` those of the host.
+    `limits` whether the difference is more than LATE of the run; `cores` those of the host.
     """
     rows: list[dict[str, Any]] = []
     known = ["engine", "engine_options", "dataset", "max_batch_size", "max_num_tokens"]
@@ -164,7 +164,7 @@ def front_ends(study: Study, cells: pd.DataFrame) -> pd.DataFrame:
         client, tokens, behind = requests["last_s"].max(), requests["tokens"].sum(), behind_s(requests, iterations)
         told = {"inside_s": client - behind, "client_s": client, "behind_s": behind}
         speeds = {"inside_tok_s": tokens / (client - behind), "client_tok_s": tokens / client}
-        limits = {"limits": behind > BEHIND_SHARE * client}
+        limits = {"limits": behind > LATE * client}
         cores = {"cores": recorded.meta["provenance"]["machine"]["cores"]}
         rows.append({name: row[name] for name in known} | told | speeds | limits | cores)
     columns = [*known, "inside_s", "client_s", "behind_s", "inside_tok_s", "client_tok_s", "limits", "cores"]

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
-from batchlab import estimate, measure, metrics, paths, plan, scenario, simulated, summaries
+from batchlab import estimate, measure, metrics, noise, paths, plan, scenario, simulated, summaries
 from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import EngineError, UsageError
 from batchlab.progress import Progress
@@ -218,9 +217,6 @@ POINT = [
     "token_rule",
 ]
 
-# how much a run varies by chance is a matter of these: one engine and transport says nothing about another's
-WAY = ("engine", "transport")
-
 # a single run's figures that have an interval within the run, and the key of its half-width
 WITHIN = {
     "output_throughput_tok_s": "output_throughput_half_tok_s",
@@ -236,9 +232,9 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     Each figure becomes its mean over the valid repeats (over all, and `valid` False, when none is), with
     `<figure>_lo` and `<figure>_hi`, the 95% t interval, and `n`, the repeats behind it. A single run has an interval
     only for the figures of WITHIN: at a finite rate by batch means; all at once, where a run is a few waves and no
-    stationary process, from how much the frame's repeated points of the same WAY differ from themselves (`pooled`), if
-    any are repeated. `interval` says which it is ("repeats", "batches", "pooled"). Cells that are not recorded are
-    left out.
+    stationary process, from how much the frame's repeated points of the same kind (noise.py) differ from themselves
+    (`pooled`), if any are repeated. `interval` says which it is ("repeats", "batches", "pooled"). Cells that are not
+    recorded are left out.
     """
     by = by or POINT
     figures = [k for k in (*metrics.SUMMARY_KEYS, *metrics.EXTRA_KEYS) if k not in ("valid", "invalid_reasons")]
@@ -249,13 +245,10 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     group = once.groupby(by, dropna=False, sort=False).ngroup().to_numpy()
     waves = np.isinf(pd.to_numeric(once.get("request_rate", pd.Series(np.nan, once.index))).to_numpy(float))
     chance = (once["evidence"] != "simulated").to_numpy(bool) if "evidence" in once else np.full(len(once), True)
-    ways = [c for c in WAY if c in once]
-    way = once.groupby(ways, dropna=False, sort=False).ngroup().to_numpy() if ways else np.zeros(len(once), int)
-    noise: dict[tuple[int, str], float] = {}
-    for each in np.unique(way):
-        like = good & waves & chance & (way == each)
-        alike = [np.flatnonzero(like & (group == number)) for number in np.unique(group[like])]
-        noise |= {(each, key): _borrowed(numbers[key][at] for at in alike) for key in WITHIN}
+    kind = noise.kinds(once)
+    like = np.flatnonzero(good & waves & chance)
+    alike = [kind[n] for n in like]
+    known = {key: noise.pooled(numbers[key][like], group[like], alike) for key in WITHIN}
     points = [{k: np.nan if v is None else v for k, v in point.items()} for point in once[by].to_dict("records")]
     rows = []
     for at in np.split(np.argsort(group, kind="stable"), np.flatnonzero(np.diff(np.sort(group))) + 1):
@@ -274,15 +267,9 @@ def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
             mean, low, high = metrics.interval(numbers[key][used])
             if len(used) == 1 and key in WITHIN:
                 only = used[0]
-                borrowed = noise[way[only], key] * mean if chance[only] else math.nan
+                borrowed = noise.half(known[key].get(kind[only])) * mean if chance[only] else math.nan
                 half = borrowed if waves[only] else numbers[WITHIN[key]][only]
                 low, high = mean - half, mean + half
             row |= {key: mean, f"{key}_lo": low, f"{key}_hi": high}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def _borrowed(points: Iterable[np.ndarray]) -> float:
-    """Half-width of a 95% interval of a single run, as a share of its value; NaN where repeats do not tell it."""
-    relative, freedom = metrics.repeat_noise(points)
-    return float(stdtrit(freedom, 0.975)) * relative if relative else math.nan

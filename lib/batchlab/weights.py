@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
-from batchlab import metrics
+from batchlab import noise
 from batchlab.plots.select import valid
 from batchlab.study import POINT
 
@@ -35,8 +34,8 @@ def compare(cells: pd.DataFrame) -> pd.DataFrame:
     """PLACE, `figure`, EACH, `n_file` and `n_dummy`: a row a point with both kinds of weights and figure of FIGURES.
 
     `ratio` is the mean from a file over the mean with dummy weights. Its 95% interval comes from how much a run varies
-    by chance: t × s × sqrt(1/n_file + 1/n_dummy), s pooled over every point that was repeated (`metrics.repeat_noise`)
-    with all requests at once on the same engine and transport. Null, like `differs`, where nothing was repeated.
+    by chance: t × s × sqrt(1/n_file + 1/n_dummy), s pooled over every point of its kind that was repeated (noise.py)
+    with all requests at once. Null, like `differs`, where nothing was repeated.
     """
     good = cells[valid(cells) & (cells["evidence"] == "measured")].drop_duplicates("cell")
     columns = [*PLACE, "figure", *EACH, "n_file", "n_dummy"]
@@ -44,41 +43,30 @@ def compare(cells: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame(columns=columns)
     told = good["engine_options"].map(split)
     good = good.assign(engine_options=told.str[0], weights=told.str[1])
-    noise = {
-        (engine, transport, figure): metrics.repeat_noise(
-            group[figure].to_numpy(float)
-            for _, group in rows[np.isinf(rows["request_rate"].astype(float))].groupby(
-                [*POINT, "weights"], dropna=False
-            )
-        )
-        for (engine, transport), rows in good.groupby(["engine", "transport"])
-        for figure in FIGURES
-    }
+    at_once = good[np.isinf(good["request_rate"].astype(float))]
+    runs = at_once.groupby([*POINT, "weights"], dropna=False).ngroup().to_numpy()
+    alike = noise.kinds(at_once)
+    known = {figure: noise.pooled(at_once[figure].to_numpy(float), runs, alike) for figure in FIGURES}
     found: list[dict[str, Any]] = []
     for _, point in good.groupby([c for c in POINT if c in good], dropna=False, sort=False):
         dummy, file = point[point["weights"] == DUMMY], point[point["weights"] != DUMMY]
         if dummy.empty or file.empty:
             continue
-        first = point.iloc[0]
+        first, kind = point.iloc[0], noise.kinds(point)[0]
         for figure in FIGURES:
             place = {c: first[c] for c in PLACE} | {"figure": figure, "n_file": len(file), "n_dummy": len(dummy)}
             values = (rows[figure].astype(float).mean() for rows in (file, dummy))
-            found.append(
-                place | _ratio(*values, len(file), len(dummy), noise[first["engine"], first["transport"], figure])
-            )
+            found.append(place | _ratio(*values, len(file), len(dummy), known[figure].get(kind)))
     return pd.DataFrame(found, columns=columns)
 
 
-def _ratio(file: float, dummy: float, n_file: int, n_dummy: int, noise: tuple[float, int]) -> dict[str, Any]:
-    spread, freedom = noise
+def _ratio(file: float, dummy: float, n_file: int, n_dummy: int, known: tuple[float, int] | None) -> dict[str, Any]:
     ratio = file / dummy
-    half = (
-        ratio * float(stdtrit(freedom, 0.975)) * spread * math.sqrt(1 / n_file + 1 / n_dummy) if freedom else math.nan
-    )
+    half = ratio * noise.half(known) * math.sqrt(1 / n_file + 1 / n_dummy)
     return dict(
         zip(
             EACH,
-            (file, dummy, ratio, ratio - half, ratio + half, abs(ratio - 1) > half if freedom else None),
+            (file, dummy, ratio, ratio - half, ratio + half, abs(ratio - 1) > half if known else None),
             strict=True,
         )
     )

@@ -7,17 +7,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
 
-from batchlab import study
+from batchlab import noise, study
 from batchlab.claims.outcome import Missing, value
-from batchlab.metrics import repeat_noise
 from batchlab.plots.gather import key, points
 from batchlab.plots.labels import OTHER_AXIS, whole
 from batchlab.plots.select import along, recorded, valid
 from batchlab.plots.style import engine_name
 from batchlab.report.setup import ALL_AT_ONCE
-from batchlab.study import WAY, Study
+from batchlab.study import Study
 
 AT_ONCE = (*ALL_AT_ONCE, "grid")  # the sweeps of the article's throughput figures
 # a study's engine by name, and which of a scenario's engines stands for it, the first that is there
@@ -89,7 +87,7 @@ class Body:
     frame: pd.DataFrame
     defaults: dict[str, int]
     _points: dict[tuple[str, ...], pd.DataFrame] = field(default_factory=dict)
-    _noise: dict[tuple[str, ...], tuple[float, int]] = field(default_factory=dict)
+    _noise: dict[str, dict[noise.Kind, tuple[float, int]]] = field(default_factory=dict)
     _known: Any = field(default=None, init=False, compare=False, repr=False)  # what tests said of it: known.py
 
     def points(self, sweeps: Iterable[str]) -> pd.DataFrame:
@@ -124,34 +122,30 @@ class Body:
         for metric in NOISY:
             if metric not in made or made.empty:
                 continue
-            for _, rows in made.groupby(list(WAY), dropna=False, sort=False):
-                single = rows.index[rows["n"] == 1]
-                relative, freedom = self.noise(metric, key(rows.iloc[0], list(WAY)))
-                if not freedom:
-                    continue
-                half = stdtrit(freedom, 0.975) * relative * rows.loc[single, metric].astype(float)
-                for end, sign in (("lo", -1), ("hi", 1)):
-                    made.loc[single, f"{metric}_{end}"] = rows.loc[single, metric].astype(float) + sign * half
+            known = self.noise(metric)
+            reach = np.array([noise.half(known.get(kind)) for kind in noise.kinds(made)])
+            single = made.index[(made["n"] == 1) & ~np.isnan(reach)]
+            half = pd.Series(reach, made.index)[single] * made.loc[single, metric].astype(float)
+            for end, sign in (("lo", -1), ("hi", 1)):
+                made.loc[single, f"{metric}_{end}"] = made.loc[single, metric].astype(float) + sign * half
         return made
 
-    def noise(self, metric: str, way: tuple[str, ...]) -> tuple[float, int]:
-        """Relative standard deviation of a run, pooled over the points that have repeats, and its degrees of freedom.
+    def noise(self, metric: str) -> dict[noise.Kind, tuple[float, int]]:
+        """`noise.pooled` over this body; empty where nothing varies by chance.
 
-        `way`: of which engine and transport (`study.WAY`). (0, 0) without repeats, and where nothing varies by
-        chance. Only points of one request rate kind are comparable, so TTFT is pooled over finite
-        rates, everything else over all.
+        Only points of one request rate kind are comparable, so TTFT is pooled over finite rates, everything else over
+        all.
         """
-        if (metric, *way) not in self._noise:
+        if metric not in self._noise:
             frame = self.frame[valid(self.frame)].drop_duplicates("cell")
-            same = [key(row, list(WAY)) == way for row in frame[list(WAY)].to_dict("records")]
-            frame = frame[np.array(same, dtype=bool)]
             if metric == "ttft_mean_ms":
                 frame = frame[np.isfinite(frame["request_rate"].astype(float))]
-            by = [c for c in study.POINT if c in frame]
-            grouped = frame.groupby(by, dropna=False) if self.evidence == "measured" and len(frame) else ()
-            found = repeat_noise(pd.to_numeric(rows[metric]).to_numpy(float) for _, rows in grouped)
-            self._noise[(metric, *way)] = found
-        return self._noise[(metric, *way)]
+            found = {}
+            if self.evidence == "measured" and len(frame):
+                point = frame.groupby([c for c in study.POINT if c in frame], dropna=False).ngroup().to_numpy()
+                found = noise.pooled(pd.to_numeric(frame[metric]).to_numpy(float), point, noise.kinds(frame))
+            self._noise[metric] = found
+        return self._noise[metric]
 
     def engine(self, role: str) -> str:
         """The scenario's engine that stands for a study's. Missing where it has none."""

@@ -98,7 +98,7 @@ def _bars(rows: pd.DataFrame) -> str:
         return "single runs, no interval"
     alone = "by batch means within the run, where it has one"
     if pooled:
-        alone = "as much as repeated points of the same engine and transport vary"
+        alone = "as much as repeated points like them vary (engine, transport, front end)"
     if several.any():
         return f"bars: 95% interval over repeats, for single runs {alone}"
     return f"bars: 95% interval {alone}"

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pandas as pd
 
 from batchlab import rivals
+from batchlab.noise import LATE
 from batchlab.plots.crosses import crosses, varied
 from batchlab.plots.labels import metric_words, whole
 from batchlab.plots.saving import Shown, save
@@ -161,7 +162,7 @@ def front_ends(behind: pd.DataFrame, other: pd.DataFrame) -> Reading:
     told = []
     for engine, rows in behind.groupby("engine", sort=False):
         late, worst = rows[rows["limits"]], rows.loc[rows["behind_s"].idxmax()]
-        share = f"{100 * rivals.BEHIND_SHARE:.0f}%"
+        share = f"{100 * LATE:.0f}%"
         if late.empty:
             told.append(f"{engine_name(engine)}'s front end is nowhere behind it by more than {share} of the run.")
             continue
