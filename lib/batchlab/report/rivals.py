@@ -143,13 +143,14 @@ def numbers(study: Study, *found: pd.DataFrame) -> Table:
         return table(pd.DataFrame(columns=by), by, empty=NOTHING.format(rate=""))
     shown = pd.concat(rows, ignore_index=True).groupby(by, sort=False, as_index=False).first()
     batch = shown["axis"] == "max_batch_size"
-    shown["max_batch_size"] = shown["at"].where(batch, shown["other"])
-    shown["max_num_tokens"] = shown["other"].where(batch, shown["at"])
+    limits = (shown["at"].where(batch, shown["other"]), shown["other"].where(batch, shown["at"]))
+    shown["limits"] = [f"{whole(size)} / {whole(tokens)}" for size, tokens in zip(*limits, strict=True)]
     shown["over"] = [f"{engine_name(r.engine)} / {engine_name(r.base)}" for r in shown.itertuples()]
-    columns = {"dataset": "dataset", "over": "ratio of", "max_batch_size": "max_batch_size"}
-    columns |= {"max_num_tokens": "max_num_tokens"} | {m: metric_words(m)[0] for m in METRICS if m in shown}
-    shown = shown.drop(columns="engine").drop_duplicates(list(columns)[:4])
-    return table(shown, columns)
+    # of two engines, the heading says which over which: a column for it pushes the last figure off the page
+    pairs = shown["over"].unique()
+    columns = {"dataset": pairs[0]} if len(pairs) == 1 else {"dataset": "dataset", "over": "ratio of"}
+    columns |= {"limits": "batch / tokens"} | {m: metric_words(m)[0] for m in METRICS if m in shown}
+    return table(shown.drop(columns="engine").drop_duplicates(["dataset", "over", "limits"]), columns)
 
 
 def front_ends(behind: pd.DataFrame, other: pd.DataFrame) -> Reading:
