@@ -71,13 +71,9 @@ def above_table(found: pd.DataFrame) -> Table:
         {
             "cell": named(row),
             "figure": metric_words(row["figure"])[0],
-            "measured": row["measured"],
-            "its 95% interval": _interval(row),
+            "measured (95% interval)": _interval(row),
             "simulated": row["own"],
-            "inside": "-" if np.isnan(row["low"]) else "yes" if row["low"] <= row["own"] <= row["high"] else "no",
             "error": percent(row["own_error"], signed=True),
-            "before": percent(row["error"], signed=True),
-            "calibrated on": "no cell" if pd.isna(row["calibrated_on"]) else row["calibrated_on"],
             "against the simulation": row["why"],
         }
         for row in wide.to_dict("records")
@@ -122,7 +118,8 @@ def starts_reading(cells: pd.DataFrame) -> Reading:
 
 
 def _interval(row: dict[str, float]) -> str:
-    return "-" if np.isnan(row["low"]) else f"{number(row['low'])} to {number(row['high'])}"
+    measured = number(row["measured"])
+    return measured if np.isnan(row["low"]) else f"{measured} ({number(row['low'])} to {number(row['high'])})"
 
 
 def _range(row: dict[str, float], name: str) -> str:

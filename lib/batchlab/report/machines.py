@@ -24,16 +24,19 @@ def missed_table(found: pd.DataFrame, spread: Spread | None) -> Table:
             "cell": named(row),
             "figure": metric_words(row["figure"])[0],
             "measured": row["measured"],
-            "simulated": row["simulated"],
+            "simulated (fastest to slowest machine)": _range(row),
             "error": percent(row["error"], signed=True),
-            "on the fastest to the slowest machine": f"{number(row['fastest'])} to {number(row['slowest'])}",
             "measured inside": "yes" if row["inside"] else "no",
-            "error in other runs of the load": ", ".join(percent(e, signed=True) for e in row["others"]) or "-",
+            "error of other runs": ", ".join(percent(e, signed=True) for e in row["others"]) or "-",
         }
         for row in ordered.to_dict("records")
     ]
     none = f"No figure that was tested is off by more than {WORST:.0%}."
     return table(pd.DataFrame(rows), empty=none if spread else ONE_MACHINE)
+
+
+def _range(row: dict[str, float]) -> str:
+    return f"{number(row['simulated'])} ({number(row['fastest'])} to {number(row['slowest'])})"
 
 
 def missed_reading(found: pd.DataFrame, spread: Spread | None) -> Reading:
