@@ -26,8 +26,8 @@ def missed_table(found: pd.DataFrame, spread: Spread | None) -> Table:
             "measured": row["measured"],
             "simulated (fastest to slowest machine)": _range(row),
             "error": percent(row["error"], signed=True),
-            "measured inside": "yes" if row["inside"] else "no",
-            "error of other runs": ", ".join(percent(e, signed=True) for e in row["others"]) or "-",
+            "inside": "yes" if row["inside"] else "no",
+            "other runs": ", ".join(percent(e, signed=True) for e in row["others"]) or "-",
         }
         for row in ordered.to_dict("records")
     ]
