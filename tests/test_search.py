@@ -117,7 +117,9 @@ def test_a_wrong_limit_is_named(limits, expected):
         requirements(limits, finite_rate=False)
 
 
-@pytest.mark.parametrize("wrong", [{"confidence": 1.0}, {"repeats": 4, "max_repeats": 3}, {"clear": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"confidence": 1.0}, {"repeats": 4, "max_repeats": 3}, {"clear": -1}, {"load_s": -1}]
+)
 def test_a_wrong_rule_is_named(wrong):
     with pytest.raises(UsageError, match=next(iter(wrong))):
         Rule(**wrong)
@@ -276,11 +278,33 @@ def study(tmp_path, monkeypatch):
 def truth(rate, batch=8):
     """Mean TTFT of the toy engine at a rate, evenly spread arrivals."""
     first = plan.unique(plan.expand(load()))[0]
-    rows, _ = synthetic_store.simulate(replace(first, max_batch_size=batch, num_requests=48, request_rate=rate))
+    sent = max(48, math.ceil(10 * rate), 2 * batch)
+    rows, _ = synthetic_store.simulate(replace(first, max_batch_size=batch, num_requests=sent, request_rate=rate))
     return metrics.ttft_ms(records.table(rows, records.REQUESTS).to_pandas()).mean()
 
 
 LIMITS = {"ttft_mean_ms": 40}
+
+
+@pytest.mark.parametrize(
+    ("rate", "rule", "sent"),
+    [
+        (2, Rule(), 48),
+        (30, Rule(), 300),
+        (30, Rule(load_s=1), 48),
+        (4.05, Rule(load_s=20), 81),
+        (30, Rule(load_s=0), 48),
+    ],
+)
+def test_a_probe_at_a_rate_lasts(study, rate, rule, sent):
+    found = search.highest_rate(study, {"ttft_mean_ms": 1e9}, low=rate, high=rate * 1.001, rule=rule)
+    cells = [c for c in found.frame["num_requests"][found.frame["request_rate"] == rate]]
+    assert cells and set(cells) == {sent}
+
+
+def test_a_probe_at_a_rate_fills_the_batch_twice(study):
+    search.highest_rate(study, {"ttft_mean_ms": 1e9}, low=1, high=1.001, max_batch_size=60, rule=Rule(load_s=1))
+    assert {c["num_requests"] for c in (study.store.meta(i)["cell"] for i in study.store.ids())} == {120}
 
 
 def test_the_highest_rate_is_found_measured_and_loaded_again(study, capsys):

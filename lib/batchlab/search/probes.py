@@ -12,11 +12,13 @@ from batchlab import estimate, measure, plan, simulated
 from batchlab.cell import SIMULATED, Cell
 from batchlab.plan import Planned
 from batchlab.progress import Progress
-from batchlab.scenario import Limits, Sweep
+from batchlab.scenario import Limits, NumRequests, Sweep
 from batchlab.search.requirements import Requirement
 from batchlab.search.verdict import INVALID, Judged, Rule, judge
 from batchlab.store import DamagedCell, Recorded, Store
 from batchlab.study import Study
+
+BATCHES = 2  # a probe at a finite rate sends so many times the batch size at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,19 @@ class Probes:
                 "max_batch_size": [point.max_batch_size],
                 "max_num_tokens": [point.max_num_tokens],
                 "request_rate": [point.request_rate],
+                "num_requests": self._num_requests(point),
                 "repeats": repeats,
             }
         )
         return plan.expand(self.study.scenario.model_copy(update={"sweeps": [sweep]}))
+
+    def _num_requests(self, point: Point) -> NumRequests:
+        """The sweep's number, or more: see `Rule`."""
+        told = self.template.num_requests or self.study.scenario.num_requests
+        sent = told.of(point.max_batch_size, point.request_rate)
+        if math.isfinite(point.request_rate) and self.rule.load_s:
+            sent = max(sent, math.ceil(point.request_rate * self.rule.load_s), BATCHES * point.max_batch_size)
+        return NumRequests(waves=1, min=sent, max=sent)
 
     def at(self, point: Point) -> Generator[Cell, None, Judged]:
         """The verdict on a point. Yields each cell that is missing, and expects it to be recorded when it goes on."""

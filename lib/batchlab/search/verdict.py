@@ -27,12 +27,15 @@ class Rule:
       then the point is undecided.
     * `confidence` is that of a point's verdict: the error is shared between the looks at a growing sample and between
       the requirements (Bonferroni), so looking again does not erode it.
+    * A run at a finite rate lasts `load_s` seconds at least, from the first arrival to the last, and sends two batches:
+      a few requests are a burst, which shows no rate. 0 leaves it to the scenario.
     """
 
     confidence: float = 0.95
     repeats: int = 3
     max_repeats: int = 6
     clear: float = 0.5
+    load_s: float = 10.0
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
@@ -41,6 +44,8 @@ class Rule:
             raise UsageError(f"repeats {self.repeats} must be at least 1 and at most max_repeats {self.max_repeats}")
         if not self.clear >= 0:
             raise UsageError(f"clear {self.clear} must be 0 or more")
+        if not 0 <= self.load_s < math.inf:
+            raise UsageError(f"load_s {self.load_s} must be 0 or more")
 
     def error(self, requirements: int) -> float:
         """The two-sided error of one interval."""
