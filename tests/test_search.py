@@ -302,9 +302,15 @@ def test_a_probe_at_a_rate_lasts(study, rate, rule, sent):
     assert cells and set(cells) == {sent}
 
 
-def test_a_probe_at_a_rate_fills_the_batch_twice(study):
-    search.highest_rate(study, {"ttft_mean_ms": 1e9}, low=1, high=1.001, max_batch_size=60, rule=Rule(load_s=1))
-    assert {c["num_requests"] for c in (study.store.meta(i)["cell"] for i in study.store.ids())} == {120}
+@pytest.mark.parametrize(("batch", "rate", "sent"), [(60, 50, 120), (60, 30, 90), (60, 1, 10), (16, 50, 50)])
+def test_a_probe_fills_the_batch_twice_where_that_does_not_take_long(study, batch, rate, sent):
+    loaded = load(num_requests=10)
+    few = replace(study, scenario=loaded, planned=plan.expand(loaded))
+    search.highest_rate(
+        few, {"ttft_mean_ms": 1e9}, low=rate, high=rate * 1.001, max_batch_size=batch, rule=Rule(load_s=1)
+    )
+    cells = [study.store.meta(name)["cell"] for name in study.store.ids()]
+    assert {c["num_requests"] for c in cells if c["request_rate"] == rate} == {sent}
 
 
 def test_the_highest_rate_is_found_measured_and_loaded_again(study, capsys):

@@ -18,7 +18,9 @@ from batchlab.search.verdict import INVALID, Judged, Rule, judge
 from batchlab.store import DamagedCell, Recorded, Store
 from batchlab.study import Study
 
-BATCHES = 2  # a probe at a finite rate sends so many times the batch size at least
+# a probe at a finite rate sends so many times the batch size, unless that takes so many times `Rule.load_s`
+BATCHES = 2
+LONGER = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +73,8 @@ class Probes:
         told = self.template.num_requests or self.study.scenario.num_requests
         sent = told.of(point.max_batch_size, point.request_rate)
         if math.isfinite(point.request_rate) and self.rule.load_s:
-            sent = max(sent, math.ceil(point.request_rate * self.rule.load_s), BATCHES * point.max_batch_size)
+            arrive = math.ceil(point.request_rate * self.rule.load_s)
+            sent = max(sent, arrive, min(BATCHES * point.max_batch_size, LONGER * arrive))
         return NumRequests(waves=1, min=sent, max=sent)
 
     def at(self, point: Point) -> Generator[Cell, None, Judged]:

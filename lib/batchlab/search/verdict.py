@@ -27,8 +27,8 @@ class Rule:
       then the point is undecided.
     * `confidence` is that of a point's verdict: the error is shared between the looks at a growing sample and between
       the requirements (Bonferroni), so looking again does not erode it.
-    * A run at a finite rate lasts `load_s` seconds at least, from the first arrival to the last, and sends two batches:
-      a few requests are a burst, which shows no rate. 0 leaves it to the scenario.
+    * A run at a finite rate lasts `load_s` seconds at least, from the first arrival to the last, and up to three times
+      that until it has sent two batches: a few requests are a burst, which shows no rate. 0 leaves it to the scenario.
     """
 
     confidence: float = 0.95
