@@ -4,6 +4,7 @@ import pandas as pd
 import pytest
 import yaml
 
+import test_host_times
 from batchlab import host_times, machines, paths, simulated, study, validation
 from batchlab.report import machines as told
 from batchlab.report import validation as told_errors
@@ -12,15 +13,9 @@ from test_validation import save
 
 pytest.importorskip("aiconfigurator_core")
 
-SCENARIO = {
-    "title": "t",
-    "hardware": "h200_sxm",
-    "model": "llama-3-8b",
-    "engines": {"vllm": {"version": "0.26.0", "max_model_len": 2048}},
+SCENARIO = test_host_times.SCENARIO | {
     "datasets": {"long": {"input_len": 700, "output_len": 130}},
-    "defaults": {"max_batch_size": 32, "max_num_tokens": 8192},
     "num_requests": 40,
-    "repeats": 1,
     "sweeps": [
         {"name": "throughput", "transport": "inprocess", "max_batch_size": [16, 20, 24]},
         {"name": "latency", "transport": "inprocess", "max_batch_size": [32], "request_rate": [5, 6]},

@@ -81,6 +81,12 @@ def test_engine_options_make_another_point():
     assert sorted(study.aggregate(both)["output_throughput_tok_s"]) == [10.0, 20.0]
 
 
+def test_repeats_that_were_chosen_by_their_outcome_are_left_out():
+    cells = pd.DataFrame({"sweep": ["throughput", "missed-one", "missed-one"], "seed": [1, 0, 1], "cell": list("abc")})
+    assert study.fair(cells)["cell"].tolist() == ["a", "b"]
+    assert study.fair(cells[["cell"]])["cell"].tolist() == list("abc")
+
+
 @pytest.fixture
 def small(tmp_path):
     from test_scenario import GOOD

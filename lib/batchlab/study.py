@@ -226,6 +226,19 @@ WITHIN = {
 }
 
 
+# sweeps so named repeat points because an earlier run was far from its simulation
+MISSED = "missed-"
+
+
+def fair(frame: pd.DataFrame) -> pd.DataFrame:
+    """The cells without the repeats of sweeps named MISSED, which were chosen by an outcome and would bias a mean, and
+    what it is said to vary by.
+    """
+    if not {"sweep", "seed"} <= set(frame.columns):
+        return frame
+    return frame[~(frame["sweep"].str.startswith(MISSED) & (frame["seed"] > 0))]
+
+
 def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:
     """A row a point, over its repeats.
 

@@ -12,14 +12,13 @@ import pandas as pd
 from batchlab import simulated
 from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import UsageError
-from batchlab.study import Study
+from batchlab.study import MISSED, Study
 
 # figure → the error that the project set itself as a goal, on average over cells that nothing was fitted on
 GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_mean": 0.01, "ttft_mean_ms": 0.10}
 WORST = 0.08  # goal for any cell
 FITTED = "fitted on"
 AGAIN = "missed, once more"
-MISSED = "missed-"  # sweeps so named repeat points for their error: their repeats say whether it lasts, and bias a mean
 TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", AGAIN, "over HTTP", "another engine")
 # what the constants are not of: a server and its client, and the host of an engine that nothing was fitted on
 OUTSIDE = ("over HTTP", "another engine")

@@ -13,7 +13,7 @@ import pandas as pd
 
 from batchlab import noise
 from batchlab.plots.select import valid
-from batchlab.study import POINT
+from batchlab.study import POINT, fair
 
 FIGURES = ("output_throughput_tok_s", "tpot_mean_ms")
 DUMMY = "dummy"
@@ -37,6 +37,7 @@ def compare(cells: pd.DataFrame) -> pd.DataFrame:
     by chance: t × s × sqrt(1/n_file + 1/n_dummy), s pooled over every point of its kind that was repeated (noise.py)
     with all requests at once. Null, like `differs`, where nothing was repeated.
     """
+    cells = fair(cells)
     good = cells[valid(cells) & (cells["evidence"] == "measured")].drop_duplicates("cell")
     columns = [*PLACE, "figure", *EACH, "n_file", "n_dummy"]
     if good.empty:

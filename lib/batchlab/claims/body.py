@@ -137,7 +137,8 @@ class Body:
         all.
         """
         if metric not in self._noise:
-            frame = self.frame[valid(self.frame)].drop_duplicates("cell")
+            frame = study.fair(self.frame)
+            frame = frame[valid(frame)].drop_duplicates("cell")
             if metric == "ttft_mean_ms":
                 frame = frame[np.isfinite(frame["request_rate"].astype(float))]
             found = {}

@@ -13,7 +13,8 @@ KEPT = ("machine", "commit")
 
 
 def points(cells: pd.DataFrame) -> pd.DataFrame:
-    """`study.aggregate` of the cells, in the plan's order, and a row for each point without a recorded cell.
+    """`study.aggregate` of the cells (`study.fair`), in the plan's order, and a row for each point without a recorded
+    cell.
 
     Besides aggregate's columns: `recorded` (bool), `machine` and `commit` (distinct values, joined),
     `reasons` (a list, every reason of every invalid repeat). `n` is 0 for a point that is not recorded.
@@ -23,6 +24,7 @@ def points(cells: pd.DataFrame) -> pd.DataFrame:
     told = ["n", "num_requests", "recorded", "reasons", *KEPT]
     if cells.empty:
         return pd.DataFrame(columns=[*by, *measured, *told])
+    cells = study.fair(cells)
     once = cells.drop_duplicates("cell") if "cell" in cells else cells
     averaged = study.aggregate(once, by=by)
     figures = {key(row, by): row for row in averaged.to_dict("records")}
