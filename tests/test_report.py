@@ -17,9 +17,12 @@ import pytest
 from bs4 import BeautifulSoup
 
 import browser
-from batchlab import paths
+from batchlab import paths, plan, scenario
 from batchlab.errors import UsageError
 from batchlab.report import execute, index, merge, parameters, render, setup
+from batchlab.store import Store
+from batchlab.study import Study
+from test_scenario import GOOD
 
 
 def notebook(path: Path, *cells: str, tags: tuple[str, ...] = ("parameters",)) -> Path:
@@ -395,3 +398,29 @@ def test_rates_of_a_sweep_in_short():
     assert setup.rates([math.inf]) == "all at once"
     assert setup.rates([math.inf, 0.5, 4]) == "all at once, 0.5, 4 req/s"
     assert setup.rates([1, 3, 5, 6, 7]) == "1 to 7 (5) req/s"
+
+
+@pytest.mark.parametrize(
+    ("names", "asked", "found"),
+    [
+        (("mine", "later"), setup.ALL_AT_ONCE, "mine"),
+        (("mine", "later"), ("latency",), "later"),
+        (("throughput", "latency"), setup.ALL_AT_ONCE, "throughput"),
+        (("mine", "latency"), ("latency",), "latency"),
+        (("mine", "later"), ("token-budget",), None),
+    ],
+)
+def test_sweeps_with_names_of_their_own_are_found_by_their_load(tmp_path, monkeypatch, names, asked, found):
+    """A point without a limit that varies, and a closed loop, are no curve of either kind."""
+    sweeps = [
+        {"name": "a-point", "max_batch_size": 2},
+        {"name": "a-loop", "max_batch_size": [1, 2], "arrival": {"kind": "closed", "concurrency": 2}},
+        {"name": names[0], "max_batch_size": [1, 2, 4]},
+        {"name": names[1], "max_num_tokens": [32, 64], "request_rate": 4},
+        {"name": "another", "max_batch_size": [1, 2], "request_rate": 8},
+    ]
+    loaded = scenario.Scenario(name="x", path="x.yml", **GOOD | {"sweeps": sweeps})
+    study = Study(loaded, plan.expand(loaded), Store(tmp_path))
+    monkeypatch.setattr(Study, "ensure", Study.frame)
+    expected = {c.id for c in study.cells(found)} if found else set()
+    assert set(setup.cells_of(study, *asked)["cell"]) == expected

@@ -72,7 +72,12 @@ def test_a_caller_that_is_stopped_takes_its_kernel_along(tmp_path: Path, signum:
     # with -m a shell's background job does not ignore interrupts
     script = f"set -m; {execute(probe)} & echo $! >{tmp_path}/caller; wait $!; echo status $?; sleep 30 & wait"
     server = subprocess.Popen(
-        [*SERVER, "bash", "-c", script], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+        [*SERVER, "bash", "-c", script],
+        env=environment(tmp_path),
+        stdout=subprocess.PIPE,
+        text=True,
+        # whoever runs the tests in a shell's background ignores interrupts, and so would all of theirs
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     try:
         until(lambda: pids.exists() and pids.read_text())
@@ -93,11 +98,12 @@ def until(holds: object, within_s: float = 30) -> None:
 
 
 def test_without_a_server_the_caller_goes_on_by_itself(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGINT)
     monkeypatch.delenv(warm.ADDRESS, raising=False)
     assert warm.ask("report", []) is None
     monkeypatch.setenv(warm.ADDRESS, str(tmp_path / "nobody"))
     assert warm.ask("report", []) is None
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_what_it_loads_starts_no_thread() -> None:

@@ -260,8 +260,8 @@ def summary(
         "itl_max_ms": requests.loc[good, "itl_max_ms"].max(),
         "output_throughput_half_tok_s": throughput_half(iterations),
         # all at once, TTFT climbs with the queue from first to last: it has no steady mean to be unsure of
-        "ttft_mean_half_ms": batch_means_half(_in_order(ttft, requests["scheduled_s"])) if arrivals > 1 else None,
-        "tpot_mean_half_ms": batch_means_half(_in_order(tpot, requests["last_s"])),
+        "ttft_mean_half_ms": batch_means_half(_in_order(ttft, requests, "scheduled_s")) if arrivals > 1 else None,
+        "tpot_mean_half_ms": batch_means_half(_in_order(tpot, requests, "last_s")),
         "tpot_engine_mean_ms": engine_tpot.where(good).mean(),
         "ttft_sent_p50_ms": (1000.0 * (requests["first_s"] - requests["sent_s"])).where(good).median(),
         "iterations": None if polled else len(iterations),
@@ -275,8 +275,9 @@ def summary(
     return {key: _plain(values[key]) for key in (*SUMMARY_KEYS, *EXTRA_KEYS)}
 
 
-def _in_order(values: pd.Series, by: pd.Series) -> np.ndarray:
-    return values.iloc[by.argsort(kind="stable")].to_numpy(float)
+def _in_order(values: pd.Series, requests: pd.DataFrame, by: str) -> np.ndarray:
+    """By time, and by the requests' numbers where times are equal: the order of rows means nothing."""
+    return values.iloc[np.lexsort((requests["index"], requests[by]))].to_numpy(float)
 
 
 def _plain(value: Any) -> Any:

@@ -17,6 +17,8 @@ from batchlab.study import Study
 
 # Sweeps that measure the same thing by name: the crosses, and more repeats of some of their points.
 ALL_AT_ONCE = ("throughput", "repeats")
+# sweeps that notebooks ask for by name: whether all their requests arrive at once
+LOADS = {"throughput": True, "latency": False}
 # where a cell's iterations come from (measure), in words
 SOURCES = {
     "scheduler": "a trace inside its scheduler",
@@ -162,14 +164,26 @@ def checks(study: Study, cells: pd.DataFrame) -> Reading:
     return Reading(tuple(sentences))
 
 
+def _like(study: Study, sweep: str) -> list[str]:
+    """The name of the first sweep of the load that `sweep` stands for in LOADS, in a list; else none."""
+    for other in study.scenario.sweeps if sweep in LOADS else ():
+        at_once = all(map(math.isinf, other.request_rate))
+        varies = max(len(other.max_batch_size or ()), len(other.max_num_tokens or ())) > 1
+        if varies and at_once == LOADS[sweep] and not (at_once and other.arrival):
+            return [other.name]
+    return []
+
+
 def cells_of(study: Study, *sweeps: str) -> pd.DataFrame:
     """The cells of these sweeps, measured where that is possible; sweeps that the scenario lacks add no row.
 
     With each sweep comes NAME-simulated, its points on simulated engines, which belong into the same figures. A cell
-    that several of them ask for appears once.
+    that several of them ask for appears once. A scenario that knows none of these names, because its sweeps have their
+    own, gives its first sweep of that load that varies a limit (`LOADS`).
     """
     both = [name for sweep in sweeps for name in (sweep, f"{sweep}-simulated")]
-    found = [study.ensure(name) for name in both if study.has(name)]
+    known = [name for name in both if study.has(name)] or _like(study, sweeps[0])
+    found = [study.ensure(name) for name in known]
     return pd.concat(found, ignore_index=True).drop_duplicates("cell") if found else study.frame().iloc[0:0]
 
 
