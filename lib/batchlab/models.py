@@ -167,7 +167,7 @@ def _random(name: str) -> ModelFiles:
     made = hashlib.sha256(source + str(FORMAT).encode()).hexdigest()
     files = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
     stamp = folder / ".made"
-    if not (stamp.is_file() and stamp.read_text() == made and all((folder / f).is_file() for f in files)):
+    if not (_text(stamp) == made and all((folder / f).is_file() for f in files)):
         try:
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder / "config.json", source.decode())
@@ -182,6 +182,14 @@ def _random(name: str) -> ModelFiles:
                              "set BATCHLAB_BUILD to another folder") from None
         _tokenizer.cache_clear()
     return ModelFiles(folder, name, vocab_size, True)
+
+
+def _text(path: Path) -> str | None:
+    """A file's text; None without one, also where it has just gone."""
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None
 
 
 def _word_level(vocab_size: int) -> str:
