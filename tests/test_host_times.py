@@ -5,14 +5,13 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-import yaml
 
-from batchlab import host_times, paths, simulated, study, validation
+from batchlab import host_times, simulated, validation
 from batchlab.report import host_times as told
 from batchlab.sim import HostOverheads, simulate
 from batchlab.sim.host import launch_times
 from sim_driver import HandTimes
-from test_validation import save
+from test_validation import opened, save
 
 pytest.importorskip("aiconfigurator_core")
 
@@ -33,13 +32,7 @@ SLOWER = 2  # times as long for a launch as the fitted host
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """A study, its cells "measured" on a host that launches kernels half as fast, and how they compare."""
-    folder = tmp_path_factory.mktemp("hosts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "BUILD", folder / "build")
-        patch.setattr(paths, "RESULTS", folder / "results")
-        file = folder / "mine.yml"
-        file.write_text(yaml.safe_dump(SCENARIO, sort_keys=False))
-        mine = study.open_study(file)
+    with opened(tmp_path_factory.mktemp("hosts"), SCENARIO) as mine:
         for start, cell in enumerate(mine.cells()):
             call = simulated.arguments(validation.twin(cell))
             result = simulate(**call | {"host": replace(call["host"], eager_us=SLOWER * call["host"].eager_us)})

@@ -2,14 +2,13 @@
 
 import pandas as pd
 import pytest
-import yaml
 
 import test_host_times
-from batchlab import host_times, machines, paths, simulated, study, validation
+from batchlab import host_times, machines, simulated, validation
 from batchlab.report import machines as told
 from batchlab.report import validation as told_errors
 from batchlab.sim import simulate
-from test_validation import save
+from test_validation import opened, save
 
 pytest.importorskip("aiconfigurator_core")
 
@@ -28,13 +27,7 @@ SLOW = {16: 1.25, 20: 1.11, 24: 1.25}  # of the first run, times as long as the 
 @pytest.fixture(scope="module")
 def mine(tmp_path_factory):
     """Two engine starts: one on a slow card, whose seed-0 cells were all missed; one as the tables say."""
-    folder = tmp_path_factory.mktemp("machines")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(paths, "BUILD", folder / "build")
-        patch.setattr(paths, "RESULTS", folder / "results")
-        file = folder / "mine.yml"
-        file.write_text(yaml.safe_dump(SCENARIO, sort_keys=False))
-        made = study.open_study(file)
+    with opened(tmp_path_factory.mktemp("machines"), SCENARIO) as made:
         for cell in made.cells():
             second = bool(cell.seed) or cell.request_rate == 6
             card = 1.0 if second or cell.request_rate else SLOW[cell.max_batch_size]

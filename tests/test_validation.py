@@ -1,7 +1,10 @@
 """Simulated against measured: which cells have a twin, what the errors are, and what is said where there is nothing."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -35,16 +38,21 @@ SCENARIO = {
 }
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory) -> Study:
-    """A study whose records are simulations without the host's time, which stand for measured cells here."""
-    folder = tmp_path_factory.mktemp("validation")
+@contextmanager
+def opened(folder: Path, scenario: dict) -> Iterator[Study]:
+    """A study of this scenario, with results and build folders of its own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "BUILD", folder / "build")
         patch.setattr(paths, "RESULTS", folder / "results")
         file = folder / "mine.yml"
-        file.write_text(yaml.safe_dump(SCENARIO, sort_keys=False))
-        mine = study.open_study(file)
+        file.write_text(yaml.safe_dump(scenario, sort_keys=False))
+        yield study.open_study(file)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory) -> Iterator[Study]:
+    """A study whose records are simulations without the host's time, which stand for measured cells here."""
+    with opened(tmp_path_factory.mktemp("validation"), SCENARIO) as mine:
         for cell in mine.cells():
             result = bare(cell)
             source = {"machine": {"name": "m"}, "commit": "c", "started": "2026-01-01", "engine": {"start_s": 1.0}}

@@ -19,7 +19,7 @@ from batchlab.sim.host import HostOverheads
 from batchlab.sim.measured import measured_cell
 from batchlab.store import Store
 from batchlab.study import open_study
-from batchlab.validation import again
+from batchlab.validation import measured_again
 
 HARDWARE = "h200_sxm"
 # (input and output length, max_batch_size, max_num_tokens, request rate, seed, whether KV memory was held): small and
@@ -40,7 +40,7 @@ def cells() -> tuple[list[MeasuredCell], list[str]]:
     """Every valid recorded in-process cell that was not chosen by its error, and the names of those to fit on."""
     store = Store(paths.RESULTS / HARDWARE)
     made, chosen = [], []
-    for cell_id in sorted(store.ids() - again(open_study("h200"))):
+    for cell_id in sorted(store.ids() - measured_again(open_study("h200"))):
         recorded = store.load(cell_id)
         cell = recorded.meta["cell"]
         if recorded.meta["invalid_reasons"] or cell["transport"] != "inprocess" or cell.get("token_rule"):

@@ -10,12 +10,13 @@ from typing import Any
 import pandas as pd
 
 from batchlab import host_times, simulated
+from batchlab.cell import Cell
 from batchlab.sim import simulate
 from batchlab.sim.host import Launch, overheads_of
 from batchlab.sim.models import load_model
 from batchlab.sim.power import PowerLimit
 from batchlab.study import Study
-from batchlab.validation import AGAIN, FITTED, OUTSIDE, WORST, pairs, twin
+from batchlab.validation import AGAIN, FITTED, OUTSIDE, WORST, pairs
 
 COLUMNS = ["fastest", "slowest", "inside", "others"]
 
@@ -52,17 +53,17 @@ def missed(study: Study, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.Data
     tested = ~compared["set"].isin((FITTED, AGAIN, *OUTSIDE)) & (compared["error"].abs() > WORST)
     if known is None or not tested.any():
         return compared.iloc[:0].reindex(columns=[*compared.columns, *COLUMNS])
-    found, planned = compared[tested].copy(), {c.id: c for c in study.cells()}
+    found, twins = compared[tested].copy(), {cell.id: other for cell, other in pairs(study)}
     fast, slow = {}, {}
     for cell in found["cell"].unique():
-        call = simulated.arguments(twin(planned[cell]))
+        call = simulated.arguments(twins[cell])
         fast[cell] = simulate(**on_machine(call, 1 - known.card / 2, known.shortest)).figures()
         slow[cell] = simulate(**on_machine(call, 1 + known.card / 2, known.longest)).figures()
     for column, figures in (("fastest", fast), ("slowest", slow)):
         found[column] = [figures[r.cell][r.figure] for r in found.itertuples()]
     low, high = found[["fastest", "slowest"]].min(axis=1), found[["fastest", "slowest"]].max(axis=1)
     found["inside"] = found["measured"].between(low, high)
-    found["others"] = _others(study, compared, found)
+    found["others"] = _others(compared, found, twins)
     return found
 
 
@@ -76,10 +77,10 @@ def on_machine(call: dict[str, Any], card: float, launches: dict[str, float]) ->
     return call | {"card_factor": card, "power": limit, "host": replace(host, **overheads_of(launch, host))}
 
 
-def _others(study: Study, compared: pd.DataFrame, found: pd.DataFrame) -> list[list[float]]:
+def _others(compared: pd.DataFrame, found: pd.DataFrame, twins: dict[str, Cell]) -> list[list[float]]:
     """Runs of one load are told by their twins, which leave out what the simulation cannot see; seeds may differ."""
-    load = {cell.id: (replace(other, seed=0).id, cell.transport) for cell, other in pairs(study)}
+    load = {cell: replace(other, seed=0).id for cell, other in twins.items()}
     runs = compared.assign(load=compared["cell"].map(load))
-    of = {key: group for key, group in runs.groupby(["load", "figure"], sort=False)}
-    rows = [(r.cell, of[load[r.cell], r.figure]) for r in found.itertuples()]
+    of = {key: group for key, group in runs.groupby(["load", "transport", "figure"], sort=False)}
+    rows = [(r.cell, of[load[r.cell], r.transport, r.figure]) for r in found.itertuples()]
     return [group.loc[group["cell"] != cell, "error"].tolist() for cell, group in rows]

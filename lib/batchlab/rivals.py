@@ -27,8 +27,7 @@ def sweep_of(scenario: Scenario, *, at_once: bool) -> Sweep | None:
     """The first sweep that measures two engines or more and varies a limit, all requests at once or at finite rates."""
     for sweep in scenario.sweeps:
         rates = any(math.isinf(rate) == at_once for rate in sweep.request_rate)
-        varies = len(sweep.max_batch_size or ()) > 1 or len(sweep.max_num_tokens or ()) > 1
-        if sweep.transport != SIMULATED and rates and varies and len(scenario.engines_of(sweep)) > 1:
+        if sweep.transport != SIMULATED and rates and sweep.varies_a_limit and len(scenario.engines_of(sweep)) > 1:
             return sweep
     return None
 

@@ -181,6 +181,10 @@ class Sweep(Strict):
     token_rule: TokenRule | None = None
     engine_options: EngineOptions | None = None
 
+    @property
+    def varies_a_limit(self) -> bool:
+        return len(self.max_batch_size or ()) > 1 or len(self.max_num_tokens or ()) > 1
+
 
 class Scenario(Strict):
     """A validated scenario. `name` and `path` come from the file, the rest from its keys."""

@@ -230,13 +230,19 @@ WITHIN = {
 MISSED = "missed-"
 
 
+def by_outcome(sweep: str, seed: int) -> bool:
+    """Whether a planned cell is such a repeat."""
+    return sweep.startswith(MISSED) and seed > 0
+
+
 def fair(frame: pd.DataFrame) -> pd.DataFrame:
     """The cells without the repeats of sweeps named MISSED, which were chosen by an outcome and would bias a mean, and
     what it is said to vary by.
     """
     if not {"sweep", "seed"} <= set(frame.columns):
         return frame
-    return frame[~(frame["sweep"].str.startswith(MISSED) & (frame["seed"] > 0))]
+    rows = zip(frame["sweep"], frame["seed"], strict=True)
+    return frame[np.array([not by_outcome(sweep, seed) for sweep, seed in rows], dtype=bool)]
 
 
 def aggregate(frame: pd.DataFrame, by: list[str] | None = None) -> pd.DataFrame:

@@ -12,7 +12,7 @@ import pandas as pd
 from batchlab import simulated
 from batchlab.cell import SIMULATED, Cell
 from batchlab.errors import UsageError
-from batchlab.study import MISSED, Study
+from batchlab.study import Study, by_outcome
 
 # figure → the error that the project set itself as a goal, on average over cells that nothing was fitted on
 GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_mean": 0.01, "ttft_mean_ms": 0.10}
@@ -67,7 +67,7 @@ def compare(study: Study) -> pd.DataFrame:
     beside = pairs(study)
     study.simulate([t for _, t in beside])
     rows = []
-    for (cell, other), where in zip(beside, sets([c for c, _ in beside], again(study)), strict=True):
+    for (cell, other), where in zip(beside, sets([c for c, _ in beside], measured_again(study)), strict=True):
         mine, theirs = frame.loc[cell.id], simulated.store(other.hardware).meta(other.id)["summary"]
         common = {
             "cell": cell.id,
@@ -89,10 +89,9 @@ def compare(study: Study) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(COLUMNS))
 
 
-def again(study: Study) -> set[str]:
+def measured_again(study: Study) -> set[str]:
     """The ids of cells that were measured because another run of their point had been missed."""
-    sweeps = [s.name for s in study.scenario.sweeps if s.name.startswith(MISSED)]
-    return {c.id for sweep in sweeps for c in study.cells(sweep) if c.seed}
+    return {p.cell.id for p in study.planned if by_outcome(p.sweep, p.cell.seed)}
 
 
 def sets(cells: list[Cell], again: Collection[str] = ()) -> list[str]:

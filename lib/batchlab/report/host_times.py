@@ -6,7 +6,7 @@ import pandas as pd
 from batchlab import host_times
 from batchlab.plots.labels import metric_words, number
 from batchlab.report.readings import Reading
-from batchlab.report.tables import Table, table
+from batchlab.report.tables import Table, table, with_range
 from batchlab.report.validation import LEFT_OUT, named, percent
 from batchlab.validation import WORST
 
@@ -118,13 +118,13 @@ def starts_reading(cells: pd.DataFrame) -> Reading:
 
 
 def _interval(row: dict[str, float]) -> str:
-    measured = number(row["measured"])
-    return measured if np.isnan(row["low"]) else f"{measured} ({number(row['low'])} to {number(row['high'])})"
+    if np.isnan(row["low"]):
+        return number(row["measured"])
+    return with_range(row["measured"], row["low"], row["high"])
 
 
 def _range(row: dict[str, float], name: str) -> str:
     if np.isnan(row[name]):
         return NOT_SHOWN
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    middle = number(row[name] / 1e3)
-    return middle if low == high else f"{middle} ({number(low / 1e3)} to {number(high / 1e3)})"
+    middle, low, high = (row[key] / 1e3 for key in (name, f"{name}_low", f"{name}_high"))
+    return number(middle) if low == high else with_range(middle, low, high)

@@ -5,7 +5,7 @@ import pandas as pd
 from batchlab.machines import Spread
 from batchlab.plots.labels import metric_words, number
 from batchlab.report.readings import Reading
-from batchlab.report.tables import Table, table
+from batchlab.report.tables import Table, table, with_range
 from batchlab.report.validation import named, percent
 from batchlab.validation import WORST
 
@@ -24,7 +24,7 @@ def missed_table(found: pd.DataFrame, spread: Spread | None) -> Table:
             "cell": named(row),
             "figure": metric_words(row["figure"])[0],
             "measured": row["measured"],
-            "simulated (fastest to slowest machine)": _range(row),
+            "simulated (fastest to slowest machine)": with_range(row["simulated"], row["fastest"], row["slowest"]),
             "error": percent(row["error"], signed=True),
             "inside": "yes" if row["inside"] else "no",
             "other runs": ", ".join(percent(e, signed=True) for e in row["others"]) or "-",
@@ -33,10 +33,6 @@ def missed_table(found: pd.DataFrame, spread: Spread | None) -> Table:
     ]
     none = f"No figure that was tested is off by more than {WORST:.0%}."
     return table(pd.DataFrame(rows), empty=none if spread else ONE_MACHINE)
-
-
-def _range(row: dict[str, float]) -> str:
-    return f"{number(row['simulated'])} ({number(row['fastest'])} to {number(row['slowest'])})"
 
 
 def missed_reading(found: pd.DataFrame, spread: Spread | None) -> Reading:

@@ -168,8 +168,7 @@ def _like(study: Study, sweep: str) -> list[str]:
     """The name of the first sweep of the load that `sweep` stands for in LOADS, in a list; else none."""
     for other in study.scenario.sweeps if sweep in LOADS else ():
         at_once = all(map(math.isinf, other.request_rate))
-        varies = max(len(other.max_batch_size or ()), len(other.max_num_tokens or ())) > 1
-        if varies and at_once == LOADS[sweep] and not (at_once and other.arrival):
+        if other.varies_a_limit and at_once == LOADS[sweep] and not (at_once and other.arrival):
             return [other.name]
     return []
 

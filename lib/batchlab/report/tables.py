@@ -115,6 +115,11 @@ def table(
     return Table(tuple(names[c] for c in chosen), rows, numeric, empty)
 
 
+def with_range(value: float, low: float, high: float) -> str:
+    """A value with its range in brackets, as tables write it."""
+    return f"{number(value)} ({number(low)} to {number(high)})"
+
+
 def told_apart(frame: pd.DataFrame) -> list[str]:
     """Those of engine, evidence and transport in which the frame's rows differ."""
     differ = [c for c in SERIES if c in frame and frame[c].nunique(dropna=False) > 1]
