@@ -178,6 +178,9 @@ def _write(table: pa.Table) -> bytes:
 
 def _read(data: bytes, schema: pa.Schema) -> pa.Table:
     table = pq.read_table(io.BytesIO(data))
+    for field in schema:
+        if field.nullable and field.name not in table.schema.names:  # of a record that is older than the column
+            table = table.append_column(field.name, pa.nulls(len(table), pa.int64()))
     for name in _seconds(schema):
         table = table.set_column(
             table.schema.get_field_index(name), name, pc.divide(pc.cast(table[name], pa.float64()), 1e6)

@@ -103,6 +103,7 @@ class TraceReader:
                         "preemptions": int(f[8]),
                         "max_batch_size": int(f[9]),
                         "max_num_tokens": int(f[10]),
+                        "launched_s": seconds(f[11]) if f[11:] and f[11] else None,
                     }
                 )
             elif kind == "L":

@@ -10,7 +10,8 @@ BATCHLAB_CORES    optional: the cores, comma separated, that this process's sche
 Lines, comma separated; times are time.monotonic_ns():
 A,kernels                                            the first line: FlashAttention and its version, or nothing
 L,time,max_batch_size,max_num_tokens                     new limits are in force
-I,scheduled,output,running,admitted,waiting,prefill_tokens,decode_tokens,kv_use,preemptions,max_batch_size,max_num_tokens
+I,scheduled,output,running,admitted,waiting,prefill_tokens,decode_tokens,kv_use,preemptions,max_batch_size,\
+  max_num_tokens,launched                            launched: nothing where another process launches kernels
 R,request_id,queued,first_output,last_output,tokens,cached_tokens,preemptions   a request left the engine
 
 It subclasses AsyncScheduler: with a subclass of Scheduler, vLLM switches asynchronous scheduling off.
@@ -52,6 +53,8 @@ class TracingScheduler(AsyncScheduler):
         self._largest = (self.max_num_running_reqs, self.max_num_scheduled_tokens)
         self._write(f"A,{_attention()}\n")
         self._in_flight = deque()  # schedule()'s outputs whose results have not come back
+        self._launches_here = self.parallel_config.distributed_executor_backend == "uni"
+        self._launched_ns = {}  # by id of schedule()'s output
         self._preempted = 0
         self._queued_ns = {}
         self._first_ns = {}
@@ -135,8 +138,15 @@ class TracingScheduler(AsyncScheduler):
         self._preempted = 0
         return output
 
+    def get_grammar_bitmask(self, scheduler_output):
+        # what the engine's loop asks next, when the model runner has launched an iteration's kernels and returned
+        if self._launches_here:
+            self._launched_ns[id(scheduler_output)] = _now()
+        return super().get_grammar_bitmask(scheduler_output)
+
     def update_from_output(self, scheduler_output, model_runner_output):
         result = super().update_from_output(scheduler_output, model_runner_output)
+        launched = self._launched_ns.pop(id(scheduler_output), "")
         if not self._in_flight or self._in_flight[0][0] is not scheduler_output:
             return result  # an empty step
         _, started, *numbers, prefilling = self._in_flight.popleft()
@@ -145,7 +155,7 @@ class TracingScheduler(AsyncScheduler):
             request = self.requests.get(request_id)
             if request is not None and request.num_output_tokens and request_id not in self._first_ns:
                 self._first_ns[request_id] = ended
-        self._write(f"I,{started},{ended},{','.join(map(str, numbers))}\n")
+        self._write(f"I,{started},{ended},{','.join(map(str, numbers))},{launched}\n")
         return result
 
     def _preempt_request(self, *args, **kwargs):

@@ -9,7 +9,7 @@ from batchlab.errors import UsageError
 from batchlab.models import Shape
 from batchlab.sim.core import Simulation, StepTimes
 from batchlab.sim.hardware import Card, load_card
-from batchlab.sim.host import HostOverheads
+from batchlab.sim.host import HostOverheads, LaunchTrace
 from batchlab.sim.memory import Quantization, kv_blocks, load_quantization
 from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES, Limits
@@ -42,6 +42,7 @@ def simulate(
     kernels: str | None = None,
     step_times: str | StepTimes = "auto",
     host: HostOverheads | None = None,
+    launches: LaunchTrace | None = None,
     power: PowerLimit | None = None,
     card_factor: float = 1.0,
     keep_chunks: bool = False,
@@ -90,7 +91,7 @@ def simulate(
         times = PowerLimited(times, power, shape, quant, tp)
     host = host or HostOverheads()
     run = _Workload(requests, concurrency)
-    simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up, shape.layers)
+    simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up, shape.layers, launches)
     trace = simulation.run()
     provenance = {
         "evidence": "simulated",

@@ -17,7 +17,7 @@ from typing import Protocol
 
 import numpy as np
 
-from batchlab.sim.host import HostOverheads
+from batchlab.sim.host import HostOverheads, LaunchTrace
 from batchlab.sim.policies.base import Policy, Step
 from batchlab.sim.state import Sequence
 
@@ -96,8 +96,10 @@ class Simulation:
         arrivals: list[tuple[float, Sequence]],
         follow_up: Callable[[Sequence, float], tuple[float, Sequence] | None] | None = None,
         layers: int = 1,
+        replayed: LaunchTrace | None = None,
     ) -> None:
         self.policy, self.times, self.host, self.layers = policy, times, host, layers
+        self.replayed = replayed
         self.follow_up = follow_up
         self.launches = any((host.launch_us, host.pieces_us, host.eager_us))  # whether they take any time
         self.trace = Trace()
@@ -211,7 +213,10 @@ class Simulation:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
         launch_s = 0.0
         if self.launches:
-            launch_s = self.host.launch_s(self.layers, prompts=bool(step.prefills), recorded=filled is not None)
+            prompts, recorded = bool(step.prefills), filled is not None
+            launch_s = self.host.launch_s(self.layers, prompts=prompts, recorded=recorded)
+            if self.replayed and prompts:
+                launch_s = self.replayed.launch_s(self.now, recorded=recorded) or launch_s
         if self.in_flight:
             self._read_output(self.now + launch_s)
         begin = max(self.now + self.host.launch_us * 1e-6, self.ran_s)

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 SHOWN = 20  # iterations that must show a launch before their median counts
+AROUND = 5  # launches
 LONGER = 1.2  # times an iteration of decodes alone: a shorter launch is hidden behind it
 
 
@@ -51,6 +52,25 @@ class Launch:
     graph_us: float | None
     pieces_us: float | None
     eager_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchTrace:
+    """Launches of iterations with prompts as one run showed them: when each was planned, in seconds, and how long it
+    took, in microseconds. `pieces` and `eager` as in `Launch`; rows in order of time.
+    """
+
+    pieces: np.ndarray  # (n, 2): planned at, took
+    eager: np.ndarray
+
+    def launch_s(self, at_s: float, *, recorded: bool) -> float | None:
+        """The median of the AROUND launches nearest to `at_s`; None where the run showed none."""
+        shown = self.pieces if recorded else self.eager
+        if not len(shown):
+            return None
+        at = int(np.searchsorted(shown[:, 0], at_s))
+        first = min(max(at - AROUND // 2, 0), max(len(shown) - AROUND, 0))
+        return float(np.median(shown[first : first + AROUND, 1])) * 1e-6
 
 
 def overheads_of(launch: Launch, host: HostOverheads) -> dict[str, float]:

@@ -80,11 +80,11 @@ class SimResult:
 
 def iteration_table(trace: Trace, limits: Limits) -> pa.Table:
     """records.ITERATIONS of a run."""
-    columns = {
-        f.name: trace.column(f.name) for f in records.ITERATIONS if f.name not in ("max_batch_size", "max_num_tokens")
-    }
+    elsewhere = ("max_batch_size", "max_num_tokens", "launched_s")
+    columns = {f.name: trace.column(f.name) for f in records.ITERATIONS if f.name not in elsewhere}
     columns["max_batch_size"] = np.full(trace.iterations, limits.max_batch_size)
     columns["max_num_tokens"] = np.full(trace.iterations, limits.max_num_tokens)
+    columns["launched_s"] = np.full(trace.iterations, None)
     arrays = [pa.array(columns[f.name]).cast(f.type) for f in records.ITERATIONS]
     return pa.Table.from_arrays(arrays, schema=records.ITERATIONS)
 
