@@ -66,8 +66,9 @@ def simulate(
         step_times: tables (measured operators), roofline, auto (tables where the card has them), or an object with the
             methods of `core.StepTimes`.
         host: the host's own time; without, none.
+        launches: launches that a run of this load showed, at their times, in place of the host's constants.
         power: what the card sustains at its power limit; without, no limit.
-        card_factor: times as long as the step times say, for a card that is slower or faster than theirs.
+        card_factor: times as long as the step times and the power limit say, for a card that is slower or faster.
         keep_chunks: also write each token's time into the rows.
 
     Returns the rows and the iterations of `batchlab.records`, and the provenance. Deterministic: equal arguments,
@@ -88,10 +89,11 @@ def simulate(
     if card_factor != 1:
         times = ScaledTimes(times, card_factor)
     if power:
-        times = PowerLimited(times, power, shape, quant, tp)
+        times = PowerLimited(times, power.slower(card_factor), shape, quant, tp)
     host = host or HostOverheads()
     run = _Workload(requests, concurrency)
-    simulation = Simulation(policy_type(limits, blocks, options), times, host, run.first(), run.follow_up, shape.layers, launches)
+    policy = policy_type(limits, blocks, options)
+    simulation = Simulation(policy, times, host, run.first(), run.follow_up, shape.layers, launches)
     trace = simulation.run()
     provenance = {
         "evidence": "simulated",
@@ -107,8 +109,9 @@ def simulate(
         "kv": memory_how,
         "step_times": getattr(times, "provenance", {"kind": type(times).__name__}),
         "host_overheads": {**asdict(host), "fitted": host.fitted},
+        "launches": "replayed" if launches else "constant",
     }
-    return SimResult(trace, run.sent, limits, host.message_us * 1e-6, keep_chunks, provenance)
+    return SimResult(trace, run.sent, limits, host, keep_chunks, provenance)
 
 
 def _check(

@@ -160,7 +160,7 @@ class Simulation:
     def _pass_front_end(self) -> None:
         at, _, seq = heapq.heappop(self.events)
         self.frontend_s = max(self.frontend_s, at) + self.host.request_us * 1e-6
-        seq.queued_s = self.frontend_s + self.host.message_us * 1e-6
+        seq.queued_s = self.frontend_s + self.host.message_s(self.policy.holding)
         seq.error = self.policy.refusal(seq)
         self.queue.append(seq)
 
@@ -183,7 +183,7 @@ class Simulation:
                 self.policy.retire(seq)
 
     def _follow(self, seq: Sequence, end_s: float) -> None:
-        if self.follow_up and (following := self.follow_up(seq, end_s + self.host.message_us * 1e-6)):
+        if self.follow_up and (following := self.follow_up(seq, end_s + self.host.message_s(self.policy.holding))):
             heapq.heappush(self.events, (following[0], following[1].index, following[1]))
 
     # -- iterations ---------------------------------------------------------------------------------------------------

@@ -1,8 +1,11 @@
 """The machine's own constants, fitted on a few measured cells and tested on the others.
 
 Which cells are for fitting is the caller's list, and stays in the result. They give the host's time
-(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): eleven numbers, of which five are fitted
-and six are read off the cells' requests and iterations. Operator times and the policies are as they are.
+(`HostOverheads`) and what the card sustains at its power limit (`PowerLimit`): thirteen numbers, of which six are
+fitted and seven are read off the cells' requests and iterations. Operator times and the policies are as they are.
+
+How long a host takes to launch an iteration changes from second to second. Where a fit cell shows it, its own launches
+are replayed while the rest is fitted, so that no constant has to stand for them.
 """
 
 from collections.abc import Sequence as Items
@@ -10,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, nnls
 
 from batchlab.errors import UsageError
 from batchlab.sim.api import simulate
-from batchlab.sim.host import HostOverheads, Launch
+from batchlab.sim.host import HostOverheads, Launch, LaunchTrace
 from batchlab.sim.power import PowerLimit
 
 COMPARED = ("output_throughput_tok_s", "tpot_mean_ms", "ttft_mean_ms", "running_batch_mean")
@@ -32,6 +35,8 @@ class MeasuredCell:
     request_us: float | None = None  # between one request sent and the next, where all were sent at once
     message_us: float | None = None  # of a first token from the engine to the client, where requests come over time
     launch: Launch | None = None  # where its iterations show it
+    running: float | None = None  # requests that ran when those first tokens were made, a mean
+    launches: LaunchTrace | None = None  # of this run, as far as they are known
     gather_us: float | None = None  # from the first request to the first plan, where all were sent at once
 
     @property
@@ -53,19 +58,20 @@ class Fit:
     errors: list[dict[str, Any]]  # see `compare_cells`
 
 
-# Where the search starts, and its scale: step, token, prompt in us; seconds for 10^12 operations and bytes.
-_START = (200.0, 2.0, 1000.0, 1 / 600, 1 / 4.5)
+# Where the search starts, and its scale: step, token, prompt in us; seconds for 10^12 operations and bytes at the power
+# limit, and for 10^12 operations as they are reached.
+_START = (50.0, 2.0, 500.0, 1 / 600, 1 / 4, 1 / 650)
 _HOST = 3  # of them are the host's
 
 
 def fit_constants(cells: Items[MeasuredCell], fit_cells: Items[str], *, power: bool = True) -> Fit:
-    """Fit three constants of the host, and the card's two unless `power` is false, on the named cells.
+    """Fit three constants of the host, and the card's three unless `power` is false, on the named cells.
 
-    Least squares over the logarithms of simulated over measured throughput and TPOT; no constant falls below 0. Not
-    fitted but read off the fit cells: request_us, the median of the time between one request sent and the next, and
-    gather_us, a median likewise; message_us, and the launches (`Launch`), means over the cells that show them. TTFT is
-    fitted on nowhere. With an empty list there is no host time and no power limit. Raises UsageError when a name is not
-    among the cells.
+    Least squares over the logarithms of simulated over measured throughput, TPOT and, at finite rates, TTFT; no
+    constant falls below 0. Not fitted but read off the fit cells: request_us, the median of the time between one
+    request sent and the next, and gather_us, a median likewise; message_us and stream_us, a line through first tokens'
+    ways to the client over requests that run; and the launches (`Launch`), means over the cells that show them. With an
+    empty list there is no host time and no power limit. Raises UsageError when a name is not among the cells.
     """
     by_name = {cell.name: cell for cell in cells}
     if missing := [name for name in fit_cells if name not in by_name]:
@@ -95,13 +101,23 @@ def _read(cells: Items[MeasuredCell]) -> dict[str, float]:
     known = {"request_us": float(np.median(between)) if between else 0.0}
     gathered = [cell.gather_us for cell in cells if cell.gather_us is not None]
     known["gather_us"] = float(np.median(gathered)) if gathered else 0.0
-    known["message_us"] = _mean([cell.message_us for cell in cells if cell.message_us is not None])
+    known |= _messages([(cell.running, cell.message_us) for cell in cells if cell.message_us is not None])
     launches = [cell.launch for cell in cells if cell.launch]
     known["launch_us"] = _mean([launch.graph_us for launch in launches if launch.graph_us is not None])
     for name in ("pieces_us", "eager_us"):
         shown = [(us, launch.layers) for launch in launches if (us := getattr(launch, name)) is not None]
         known[name] = max(_mean([(us - known["launch_us"]) / layers for us, layers in shown]), 0.0)
     return {name: round(us, 3) for name, us in known.items()}
+
+
+def _messages(shown: list[tuple[float | None, float]]) -> dict[str, float]:
+    """message_us and stream_us from (requests that run, us a message takes); a mean where under three tell both."""
+    both = [(running, us) for running, us in shown if running is not None]
+    if len(both) < 3:
+        return {"message_us": _mean([us for _, us in shown]), "stream_us": 0.0}
+    running, us = np.array(both).T
+    (each, first), _ = nnls(np.column_stack([running, np.ones_like(running)]), us)
+    return {"message_us": float(first), "stream_us": float(each)}
 
 
 def _mean(values: list[float]) -> float:
@@ -117,16 +133,21 @@ def _constants(values: np.ndarray, known: dict[str, float]) -> tuple[HostOverhea
 
 
 def compare_cells(
-    cells: Items[MeasuredCell], host: HostOverheads, power: PowerLimit | None = None, fit_cells: Items[str] = ()
+    cells: Items[MeasuredCell],
+    host: HostOverheads,
+    power: PowerLimit | None = None,
+    fit_cells: Items[str] = (),
+    *,
+    replay: bool = False,
 ) -> list[dict[str, Any]]:
     """A row a cell and figure: cell, fitted (whether the cell was fitted on), figure, measured, simulated, error
-    (relative).
+    (relative). With `replay` each run's own launches stand in place of the constants.
 
     TTFT is compared at finite rates only: with all requests sent at once it is the makespan in another form.
     """
     rows = []
     for cell in cells:
-        figures = simulate(**cell.call, host=host, power=power).figures()
+        figures = simulate(**cell.call, host=host, power=power, launches=cell.launches if replay else None).figures()
         for key in COMPARED:
             measured, simulated = cell.measured.get(key), figures[key]
             if not measured or simulated is None or (key == "ttft_mean_ms" and not cell.finite_rate):
@@ -167,6 +188,6 @@ def error_table(errors: list[dict[str, Any]], *, fitted: bool = False) -> list[d
 
 
 def _log_ratios(cell: MeasuredCell, host: HostOverheads, power: PowerLimit | None) -> list[float]:
-    figures = simulate(**cell.call, host=host, power=power).figures()
-    keys = ("output_throughput_tok_s", "tpot_mean_ms")
+    figures = simulate(**cell.call, host=host, power=power, launches=cell.launches).figures()
+    keys = ("output_throughput_tok_s", "tpot_mean_ms", *(["ttft_mean_ms"] if cell.finite_rate else []))
     return [float(np.log(figures[key] / cell.measured[key])) for key in keys if cell.measured.get(key) and figures[key]]

@@ -13,8 +13,12 @@ import numpy as np
 import pyarrow as pa
 
 SHOWN = 20  # iterations that must show a launch before their median counts
-AROUND = 5  # launches
+AROUND = 5  # launches, whose median stands for one
+READ_US = 1400.0  # from the last launch of an iteration to the output before it: median of the H200 calibration cells
 LONGER = 1.2  # times an iteration of decodes alone: a shorter launch is hidden behind it
+
+
+_NONE = np.empty((0, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class HostOverheads:
     token_us: float = 0.0  # each output token of an iteration
     request_us: float = 0.0  # each request, one after another, on its way into the engine's queue
     message_us: float = 0.0  # each way between client and engine, all requests at the same time
+    stream_us: float = 0.0  # each way besides, each request that runs: their tokens pass the front end one by one
     gather_us: float = 0.0  # an idle engine takes in what arrives so soon after a request, and then plans
     prompt_us: float = 0.0  # each iteration with prompts whose kernels no graph holds: the gaps between them
     # from the plan of an iteration to its last launch, beside the card's work on the iteration before
@@ -35,6 +40,10 @@ class HostOverheads:
     @property
     def fitted(self) -> bool:
         return any(getattr(self, f.name) for f in fields(self))
+
+    def message_s(self, running: int | np.ndarray) -> float | np.ndarray:
+        """Each way between client and engine, while so many requests run."""
+        return (self.message_us + self.stream_us * running) * 1e-6
 
     def launch_s(self, layers: int, *, prompts: bool, recorded: bool) -> float:
         """From the plan of an iteration to the launch of its last kernel."""
@@ -56,11 +65,11 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTrace:
-    """Launches of iterations with prompts as one run showed them: when each was planned, in seconds, and how long it
-    took, in microseconds. `pieces` and `eager` as in `Launch`; rows in order of time.
+    """Launches of iterations with prompts, as a run showed them: when each was planned, in seconds, and how long it
+    took, in microseconds, until the output before it could be read. `pieces` and `eager` as in `Launch`.
     """
 
-    pieces: np.ndarray  # (n, 2): planned at, took
+    pieces: np.ndarray  # float64 (n, 2): planned at, took; in order of time
     eager: np.ndarray
 
     def launch_s(self, at_s: float, *, recorded: bool) -> float | None:
@@ -85,7 +94,8 @@ def overheads_of(launch: Launch, host: HostOverheads) -> dict[str, float]:
 
 def launches(iterations: pa.Table, recorded_tokens: int) -> dict[str, np.ndarray]:
     """Each time from a plan to its last launch that iterations (records.ITERATIONS) of an engine that plans ahead may
-    show, in microseconds: graph_us, pieces_us, eager_us as in `Launch`, and decode_us, that of decodes among decodes.
+    show: graph_us, pieces_us, eager_us as in `Launch`, and decode_us, that of decodes among decodes. Each float64
+    (n, 2): planned at, in seconds, and took, in microseconds.
 
     The output of an iteration is read only once the next one is launched. So after decodes alone, the time from a plan
     with prompts to the output before it is the launch, where it is longer than such an iteration takes. And where
@@ -95,17 +105,54 @@ def launches(iterations: pa.Table, recorded_tokens: int) -> dict[str, np.ndarray
     columns = ("scheduled_s", "output_s", "prefill_tokens", "decode_tokens")
     planned, output, prompts, decodes = (iterations[name].to_numpy() for name in columns)
     if len(planned) < 3:
-        return dict.fromkeys(("decode_us", "graph_us", "pieces_us", "eager_us"), np.empty(0))
+        return dict.fromkeys(("decode_us", "graph_us", "pieces_us", "eager_us"), _NONE)
     mixed, large = prompts > 0, prompts + decodes > recorded_tokens
     took_us = 1e6 * (output[1:-1] - planned[2:])  # by the third of three iterations
+    each = np.column_stack([planned[2:], took_us])
     known = (took_us > 0) & ~mixed[:-2]
     into_prompts = known & ~mixed[1:-1] & mixed[2:]
     return {
-        "decode_us": took_us[known & ~mixed[1:-1] & ~mixed[2:]],
-        "graph_us": took_us[known & mixed[1:-1] & ~large[1:-1] & ~mixed[2:]],
-        "pieces_us": took_us[into_prompts & ~large[2:]],
-        "eager_us": took_us[into_prompts & large[2:]],
+        "decode_us": each[known & ~mixed[1:-1] & ~mixed[2:]],
+        "graph_us": each[known & mixed[1:-1] & ~large[1:-1] & ~mixed[2:]],
+        "pieces_us": each[into_prompts & ~large[2:]],
+        "eager_us": each[into_prompts & large[2:]],
     }
+
+
+def launch_trace(iterations: pa.Table, recorded_tokens: int) -> LaunchTrace:
+    """The launches of iterations with prompts: of all, where their `launched_s` was recorded, else those that show
+    (`launches`) and are longer than iterations of decodes alone, which hide the others.
+    """
+    found = launches(iterations, recorded_tokens)
+    if iterations["launched_s"].null_count < iterations.num_rows:
+        return _recorded_launches(iterations, recorded_tokens, found)
+    hidden_us = LONGER * np.median(found["decode_us"][:, 1]) if len(found["decode_us"]) else np.inf
+    return LaunchTrace(*(found[name][found[name][:, 1] > hidden_us] for name in ("pieces_us", "eager_us")))
+
+
+def _recorded_launches(iterations: pa.Table, recorded_tokens: int, shown: dict[str, np.ndarray]) -> LaunchTrace:
+    names = ("scheduled_s", "launched_s", "prefill_tokens", "decode_tokens")
+    planned, launched, prompts, decodes = (iterations[name].to_numpy() for name in names)
+    took_us = 1e6 * (launched - planned)
+    after = np.concatenate([shown["pieces_us"], shown["eager_us"]])  # where the output before was read right after
+    read_us = after[:, 1] - took_us[np.searchsorted(planned, after[:, 0])]
+    took_us = took_us + (np.median(read_us) if len(read_us) >= AROUND else READ_US)
+    mixed, large = prompts > 0, prompts + decodes > recorded_tokens
+    each = np.column_stack([planned, took_us])[~np.isnan(took_us)]
+    return LaunchTrace(*(each[kind[~np.isnan(took_us)]] for kind in (mixed & ~large, mixed & large)))
+
+
+def completed(own: LaunchTrace, others: LaunchTrace, middle_s: float) -> LaunchTrace:
+    """`own`, and where it has fewer than SHOWN of a kind, the median of the SHOWN nearest to `middle_s` of its own and
+    of `others`, times on the same clock, as one that stands for all; none of a kind where there are not as many.
+    """
+    kinds = []
+    for mine, more in ((own.pieces, others.pieces), (own.eager, others.eager)):
+        near = np.concatenate([mine, more])
+        near = near[np.argsort(np.abs(near[:, 0] - middle_s), kind="stable")[:SHOWN]]
+        one = np.array([[middle_s, np.median(near[:, 1])]]) if len(near) == SHOWN else _NONE
+        kinds.append(mine if len(mine) >= SHOWN else one)
+    return LaunchTrace(*kinds)
 
 
 def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Launch:
@@ -113,8 +160,8 @@ def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Lau
     found = launches(iterations, recorded_tokens)
     if not len(found["decode_us"]):
         return Launch(layers, None, None, None)
-    decode_us = float(np.median(found["decode_us"]))
-    graph_us, pieces_us, eager_us = (_median(found[name]) for name in ("graph_us", "pieces_us", "eager_us"))
+    decode_us = float(np.median(found["decode_us"][:, 1]))
+    graph_us, pieces_us, eager_us = (_median(found[name][:, 1]) for name in ("graph_us", "pieces_us", "eager_us"))
     return Launch(
         layers,
         graph_us if graph_us and graph_us < decode_us else None,

@@ -1,12 +1,14 @@
 """Recorded cells of real engines, made ready to be compared with their simulation."""
 
+from collections.abc import Iterable
+from datetime import datetime
 from typing import Any
 
 import numpy as np
 
 from batchlab.errors import UsageError
 from batchlab.sim.fitting import MeasuredCell
-from batchlab.sim.host import Launch, gather_us, launch_times, launches
+from batchlab.sim.host import Launch, LaunchTrace, completed, gather_us, launch_times, launch_trace
 from batchlab.sim.models import load_model
 from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
@@ -69,7 +71,9 @@ def measured_cell(recorded: Recorded, **changes: Any) -> MeasuredCell:
         launch = shown_launch(recorded)
     if requests.scheduled_s.max() > 0 and requests.engine_first_s.notna().any():
         message_us = 1e6 * float((requests.first_s - requests.engine_first_s).median())
-    return MeasuredCell(recorded.id, call, measured, request_us, message_us, launch, gathers_us)
+    return MeasuredCell(
+        recorded.id, call, measured, request_us, message_us, launch, measured["running_batch_mean"], None, gathers_us
+    )
 
 
 def shown_launch(recorded: Recorded) -> Launch:
@@ -78,6 +82,36 @@ def shown_launch(recorded: Recorded) -> Launch:
     return launch_times(recorded.iterations, layers, POLICIES["vllm-v1"].graph_sizes[-1])
 
 
-def cell_launches(recorded: Recorded) -> dict[str, np.ndarray]:
-    """`launches` of a cell of vLLM V1: each time, not medians."""
-    return launches(recorded.iterations, POLICIES["vllm-v1"].graph_sizes[-1])
+def engine_start(recorded: Recorded) -> tuple[Any, ...]:
+    """What tells one start of an engine from another."""
+    made = recorded.meta["provenance"]
+    return made["machine"]["name"], made["machine"]["cores"], made["engine"].get("start_s")
+
+
+def known_launches(cells: Iterable[Recorded]) -> dict[str, LaunchTrace]:
+    """By id of cells of vLLM V1: how long their hosts took to launch iterations with prompts, on each cell's own clock,
+    as far as it and the other cells of its engine start show it (`host.launch_trace`, `host.completed`).
+    """
+    starts: dict[tuple[Any, ...], list[tuple[Recorded, float, LaunchTrace]]] = {}
+    for recorded in cells:
+        trace = launch_trace(recorded.iterations, POLICIES["vllm-v1"].graph_sizes[-1])
+        began_s = datetime.fromisoformat(recorded.meta["provenance"]["started"]).timestamp()
+        starts.setdefault(engine_start(recorded), []).append((recorded, began_s, trace))
+    known = {}
+    for group in starts.values():
+        for recorded, began_s, own in group:
+            others = [(at - began_s, trace) for other, at, trace in group if other is not recorded]
+            last = recorded.iterations["output_s"]
+            middle_s = last[-1].as_py() / 2 if len(last) else 0.0
+            whole = recorded.iterations["launched_s"].null_count == 0
+            known[recorded.id] = own if whole else completed(own, _later(others), middle_s)
+    return known
+
+
+def _later(traces: list[tuple[float, LaunchTrace]]) -> LaunchTrace:
+    """Traces of several runs as one; each began so many seconds later than the run on whose clock they are wanted."""
+    moved = [[np.empty((0, 2))], [np.empty((0, 2))]]
+    for later_s, trace in traces:
+        for kind, rows in zip(moved, (trace.pieces, trace.eager), strict=True):
+            kind.append(rows + np.array([later_s, 0.0]))
+    return LaunchTrace(*(np.concatenate(kind) for kind in moved))

@@ -1,11 +1,14 @@
 """A card at its power limit: what it sustains is less than what its operators reach one by one.
 
 Operator times are measured briefly, at full clock. Under a steady load of large batches a card meets its power limit
-and lowers its clock: the recorded H200 cells draw up to 678 of 700 W and fall from 1,980 to 1,510 MHz on average. Here
-iterations take on average at least as long as their energy would allow, with one share of the limit for each operation
-and one for each byte of device memory. That form is a model: the records hold clock and power, not an operator's
-energy. Its two constants belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them
-no limit is simulated.
+and lowers its clock: the recorded H200 cells draw up to 679 of 700 W and fall from 1,980 to 1,547 MHz on average. A
+lower clock slows arithmetic and leaves the bandwidth of device memory, so an iteration is taken apart: the attention of
+decodes, which waits for memory, takes the tables' time at any clock; the rest takes its arithmetic at that clock, where
+that is longer than the tables' time. The clock is the highest one at which the iteration's energy fits into its time:
+an operation takes the less energy, the lower the clock, since the voltage falls with it, a byte of device memory always
+the same. That form is a model: the records hold the clock and the power of whole cells, not an operator's energy. Its
+three constants belong to a card and an arithmetic, are fitted on measured cells (`fitting`), and without them no limit
+is simulated.
 """
 
 from dataclasses import dataclass
@@ -20,26 +23,27 @@ from batchlab.sim.memory import Quantization
 # How long a card may save power for later: drivers average it over tens of milliseconds and more. Assumed: the cells
 # that are fitted on tell 0 (each iteration for itself) from the rest, but not 0.05 from 0.2 or 1.
 WINDOW_S = 0.05
+LOWEST = 0.3  # of the full clock; no card lowers it further
 
 
 @dataclass(frozen=True, slots=True)
 class PowerLimit:
-    """What a card sustains: so much arithmetic with no byte moved, so many bytes with no arithmetic, or a mixture
-    in proportion.
-    """
+    """What a card sustains, at its full clock."""
 
-    tflops: float  # 10^12 operations/s
-    tbytes: float  # 10^12 bytes/s of device memory
+    tflops: float  # 10^12 operations/s that its power allows with no byte moved
+    tbytes: float  # 10^12 bytes/s of device memory that its power allows with no arithmetic
+    reached_tflops: float  # 10^12 operations/s that the operators of an iteration reach, whatever the power
 
-    def seconds(self, operations: float, moved_bytes: float | np.ndarray) -> float | np.ndarray:
-        return operations / (self.tflops * 1e12) + moved_bytes / (self.tbytes * 1e12)
+    def slower(self, factor: float) -> "PowerLimit":
+        """The limit of a card that takes `factor` times as long."""
+        return PowerLimit(self.tflops / factor, self.tbytes / factor, self.reached_tflops / factor)
 
 
 class PowerLimited:
     """Step times that a card holds for a while only, and not on average, for want of power. Wraps other step times.
 
     The limit is on power averaged over a while. What light iterations and idle time leave of it is saved, up to
-    `window_s`, and heavy iterations run at full speed as long as it lasts; then each takes the time that its energy
+    `window_s`, and heavy iterations run at full clock as long as it lasts; then each runs at the clock that its energy
     asks for. Savings are counted in seconds at the limit. One object serves one simulation.
     """
 
@@ -62,8 +66,9 @@ class PowerLimited:
     @property
     def provenance(self) -> dict[str, Any]:
         inner = getattr(self.times, "provenance", {"kind": type(self.times).__name__})
-        told = {"tflops": self.limit.tflops, "tbytes": self.limit.tbytes, "window_s": self._window_s, "fitted": True}
-        return {**inner, "power_limit": told}
+        limit = self.limit
+        told = {"tflops": limit.tflops, "tbytes": limit.tbytes, "reached_tflops": limit.reached_tflops}
+        return {**inner, "power_limit": told | {"window_s": self._window_s, "fitted": True}}
 
     def step_s(
         self,
@@ -74,34 +79,55 @@ class PowerLimited:
         padding: int = 0,
     ) -> float:
         tokens = decodes + sum(n for n, _ in prefills)
-        pairs = context_tokens + sum(n * before + n * n / 2 for n, before in prefills)
-        read = context_tokens + sum(before for _, before in prefills)
-        energy_s = self.limit.seconds(self._operations(tokens, decodes + len(prefills), pairs), self._bytes(read))
+        pairs = sum(n * before + n * n / 2 for n, before in prefills)
+        moved = self._bytes(context_tokens + sum(before for _, before in prefills))
         full_s = self.times.step_s(prefills, decodes, context_tokens, longest, padding)
-        return float(self._held(np.array([full_s]), np.array([energy_s]))[0])
+        operations = self._operations(tokens, decodes + len(prefills), pairs)
+        arithmetic_s = self._arithmetic_s(full_s, prefills, decodes, padding)
+        return float(self._held(np.array([full_s]), arithmetic_s, operations, np.array([moved]))[0])
 
     def decode_run_s(
         self, decodes: int, context_tokens: int, steps: int, longest: int = 0, padding: int = 0
     ) -> np.ndarray:
-        contexts = context_tokens + decodes * np.arange(steps)
-        energy_s = self.limit.seconds(self._operations(decodes, decodes, contexts), self._bytes(contexts))
-        return self._held(self.times.decode_run_s(decodes, context_tokens, steps, longest, padding), energy_s)
+        full_s = self.times.decode_run_s(decodes, context_tokens, steps, longest, padding)
+        moved = self._bytes(context_tokens + decodes * np.arange(steps))
+        arithmetic_s = self._arithmetic_s(float(full_s.min()), [], decodes, padding)
+        return self._held(full_s, arithmetic_s, self._operations(decodes, decodes, 0), moved)
 
-    def _held(self, full_s: np.ndarray, energy_s: np.ndarray) -> np.ndarray:
-        """What the iterations take, from what they take at full speed and what their energy takes at the limit."""
-        spare_s, saved = full_s - energy_s, self._saved_s
-        if (spare_s >= 0).all():
-            self._left = np.minimum(self._window_s, saved + np.cumsum(spare_s))
-            return full_s
-        if saved == 0 and (spare_s <= 0).all():
-            self._left = np.zeros(len(full_s))
-            return energy_s
-        took, self._left = full_s.copy(), np.empty(len(full_s))
-        for i, (full, energy) in enumerate(zip(full_s.tolist(), energy_s.tolist(), strict=True)):
-            if energy > full + saved:
-                took[i], saved = energy - saved, 0.0
+    def _arithmetic_s(self, full_s: float, prefills: list[tuple[int, int]], decodes: int, padding: int) -> float:
+        """Of an iteration that takes `full_s`, all but what its decodes' contexts take: as if each were one token."""
+        return min(self.times.step_s(prefills, decodes, decodes, 0, padding), full_s) if decodes else full_s
+
+    def _held(self, full_s: np.ndarray, arithmetic_s: float, operations: float, moved: np.ndarray) -> np.ndarray:
+        """What iterations take that differ in the bytes they move, from what they take at full clock."""
+        limit, saved, window_s = self.limit, self._saved_s, self._window_s
+        attention_s, reached_s = full_s - arithmetic_s, operations / (limit.reached_tflops * 1e12)
+        took = attention_s + max(arithmetic_s, reached_s)
+        for_operations_s, for_bytes_s = operations / (limit.tflops * 1e12), moved / (limit.tbytes * 1e12)
+        wanting_s = for_operations_s + for_bytes_s - took
+
+        def slowed(at: slice, saved_s: float) -> np.ndarray:
+            """At the clock f where f·for_operations + for_bytes = attention + max(arithmetic, reached / f) + saved."""
+            spare_s = attention_s[at] + saved_s - for_bytes_s[at]
+            clock = (spare_s + arithmetic_s) / for_operations_s
+            slow = clock * arithmetic_s < reached_s
+            root = (spare_s + np.sqrt(spare_s**2 + 4 * for_operations_s * reached_s)) / (2 * for_operations_s)
+            clock = np.clip(np.where(slow, root, clock), LOWEST, 1.0)
+            at_lowest_s = LOWEST * for_operations_s + for_bytes_s[at] - saved_s  # energy that no clock makes less
+            return np.maximum(attention_s[at] + np.maximum(arithmetic_s, reached_s / clock), at_lowest_s)
+
+        if (wanting_s <= 0).all():
+            self._left = np.minimum(window_s, saved + np.cumsum(-wanting_s))
+            return took
+        if saved == 0 and (wanting_s >= 0).all():
+            self._left = np.zeros(len(took))
+            return slowed(slice(None), 0.0)
+        self._left = np.empty(len(took))
+        for i, wanting in enumerate(wanting_s.tolist()):
+            if wanting > saved:
+                took[i], saved = slowed(slice(i, i + 1), saved)[0], 0.0
             else:
-                saved = min(self._window_s, saved + full - energy)
+                saved = min(window_s, saved - wanting)
             self._left[i] = saved
         return took
 
@@ -113,7 +139,8 @@ class PowerLimited:
     def swap_s(self, tokens: int) -> float:
         return self.times.swap_s(tokens)
 
-    def _operations(self, tokens: int, requests: int, pairs: float | np.ndarray) -> float | np.ndarray:
+    def _operations(self, tokens: int, requests: int, pairs: float) -> float:
+        """Of linear maps, and of the attention of prompts over so many pairs of tokens."""
         model = self._model
         linear = model.layer_params * tokens + model.vocab_size * model.hidden * requests
         return (2 * linear + 4 * model.layers * model.heads * model.head_dim * pairs) / self._tp

@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from batchlab import records
 from batchlab.sim.core import Trace
+from batchlab.sim.host import HostOverheads
 from batchlab.sim.policies.base import Limits
 from batchlab.sim.state import Sequence
 
@@ -22,14 +23,14 @@ class SimResult:
     trace: Trace
     sent: list[tuple[float, Sequence]]  # (scheduled time, sequence)
     limits: Limits
-    message_s: float  # the client sees each token so long after the engine gave it
+    host: HostOverheads  # the client sees each token so long after the engine gave it as its message takes
     keep_chunks: bool
     provenance: dict[str, Any]
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:
         """Dicts with the columns of records.REQUESTS, in the order of their index."""
-        return request_rows(self.trace, self.sent, message_s=self.message_s, keep_chunks=self.keep_chunks)
+        return request_rows(self.trace, self.sent, host=self.host, keep_chunks=self.keep_chunks)
 
     @cached_property
     def requests(self) -> pa.Table:
@@ -44,10 +45,10 @@ class SimResult:
     @cached_property
     def _seen(self) -> list[tuple[float, Sequence, float | None, float | None]]:
         """(scheduled_s, sequence, first_s, last_s) of each request: what the figures below need of the rows."""
-        outputs, ticks = _clock(self.trace)
+        seen, ticks = _client_clock(self.trace, self.host)
         found = []
         for scheduled_s, seq in sorted(self.sent, key=lambda pair: pair[1].index):
-            first_s, last_s = (None if t is None else t + self.message_s for t in _ends(seq, outputs, ticks))
+            first_s, last_s = _ends(seq, seen, ticks)
             found.append((scheduled_s, seq, first_s, last_s))
         return found
 
@@ -90,18 +91,19 @@ def iteration_table(trace: Trace, limits: Limits) -> pa.Table:
 
 
 def request_rows(
-    trace: Trace, sequences: list[tuple[float, Sequence]], *, message_s: float, keep_chunks: bool
+    trace: Trace, sequences: list[tuple[float, Sequence]], *, host: HostOverheads, keep_chunks: bool
 ) -> list[dict[str, Any]]:
     """A row a request, in the order of its index. `sequences` holds (scheduled time, sequence).
 
-    The client sees each token `message_s` after the engine gave it.
+    The client sees each token as long after the engine gave it as `host` says.
     """
-    outputs, ticks = _clock(trace)
-    gaps = _gap_statistics([s for _, s in sequences], outputs, ticks)
+    outputs, ticks = _clock(trace, trace.column("output_s"))
+    seen, seen_ticks = _client_clock(trace, host)
+    gaps = _gap_statistics([s for _, s in sequences], seen, seen_ticks)
     rows = []
     for scheduled_s, seq in sorted(sequences, key=lambda pair: pair[1].index):
         engine_first_s, engine_last_s = _ends(seq, outputs, ticks)
-        first_s, last_s = (None if t is None else t + message_s for t in (engine_first_s, engine_last_s))
+        first_s, last_s = _ends(seq, seen, seen_ticks)
         done = seq.error is None
         p50, p99, most = gaps.get(seq.index, (None, None, None))
         row = {
@@ -112,7 +114,7 @@ def request_rows(
             "sent_s": scheduled_s,
             "first_s": first_s,
             "last_s": last_s,
-            "end_s": last_s if done else seq.queued_s + message_s,
+            "end_s": last_s if done else seq.queued_s + host.message_s(0),
             "tokens": seq.produced,
             "first_tokens": int(seq.produced > 0),
             "chunks": seq.produced,
@@ -132,17 +134,24 @@ def request_rows(
             "chunk_tokens": None,
         }
         if keep_chunks and first_s is not None:
-            times = _token_times(seq, outputs, ticks)
+            times = _token_times(seq, seen, seen_ticks)
             row["chunk_us"] = np.round((times - times[0]) * 1e6).astype(int).tolist()
             row["chunk_tokens"] = [1] * len(times)
         rows.append(row)
     return rows
 
 
-def _clock(trace: Trace) -> tuple[np.ndarray, np.ndarray]:
-    """When each iteration, and each that decodes, gave its output."""
-    outputs = trace.column("output_s")
-    return outputs, outputs[trace.column("decode_tokens") > 0] if trace.iterations else outputs
+def _clock(trace: Trace, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The times of iterations, and of those that decode."""
+    return at, at[trace.column("decode_tokens") > 0] if trace.iterations else at
+
+
+def _client_clock(trace: Trace, host: HostOverheads) -> tuple[np.ndarray, np.ndarray]:
+    """When the client sees what each iteration, and each that decodes, gave; outputs keep their order."""
+    if not trace.iterations:
+        return _clock(trace, trace.column("output_s"))
+    seen = trace.column("output_s") + host.message_s(trace.column("running"))
+    return _clock(trace, np.maximum.accumulate(seen) if host.stream_us else seen)
 
 
 def _token_times(seq: Sequence, outputs: np.ndarray, ticks: np.ndarray) -> np.ndarray:
