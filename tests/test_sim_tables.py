@@ -152,14 +152,10 @@ def test_the_stand_ins_runs_are_its_steps():
 
 
 def test_a_power_limit_slows_and_never_quickens(times):
-    limit = PowerLimit(tflops=250, tbytes=2)
+    limit = PowerLimit(tflops=250, tbytes=2, reached_tflops=5000)
     limited = PowerLimited(times, limit, LLAMA, NONE, 1, window_s=0.0)
     for step in (([], 1, 100), ([], 256, 256 * 500), ([(4096, 0)], 0, 0), ([(512, 512)], 64, 64 * 900)):
         assert limited.step_s(*step) >= times.step_s(*step)
-    # by hand: 4,096 tokens through 6.98e9 parameters, one output layer, and half of 4,096 x 4,096 pairs of attention
-    operations = 2 * LLAMA.layer_params * 4096 + 2 * 128256 * 4096 + 4 * 32 * 4096 * 4096**2 / 2
-    by_hand = operations / 250e12 + LLAMA.weight_bytes_at(2) / 2e12
-    assert limited.step_s([(4096, 0)], 0, 0) == pytest.approx(max(by_hand, times.step_s([(4096, 0)], 0, 0)))
     np.testing.assert_allclose(
         limited.decode_run_s(200, 200 * 300, 40),
         [limited.step_s([], 200, 200 * (300 + i)) for i in range(40)],
@@ -169,9 +165,39 @@ def test_a_power_limit_slows_and_never_quickens(times):
     assert limited.provenance["package"] == "aiconfigurator-core"
 
 
+# by hand, so many tokens through 6.98e9 parameters, one output layer, and half of n x n pairs of attention
+PREFILL = 2 * LLAMA.layer_params * 4096 + 2 * 128256 * 4096 + 4 * 32 * 4096 * 4096**2 / 2
+DECODES = 200 * (2 * LLAMA.layer_params + 2 * 128256 * 4096)
+
+
+@pytest.mark.parametrize(
+    ("step", "operations", "cached"),
+    [(([(4096, 0)], 0, 0), PREFILL, 0), (([], 200, 200 * 500), DECODES, 200 * 500), (([], 1, 100), DECODES / 200, 100)],
+    ids=["prompts", "decodes", "one token, held by its bytes"],
+)
+def test_the_clock_is_the_highest_whose_energy_fits_into_its_time(times, step, operations, cached):
+    """Found here by trying clocks; the clock slows arithmetic and its energy, and neither memory nor its."""
+    limit = PowerLimit(tflops=300, tbytes=3, reached_tflops=250)
+    kv_bytes = 2 * 2 * 32 * 8 * 128
+    moved_s = (LLAMA.weight_bytes_at(2) + kv_bytes * cached) / 3e12
+    full_s = times.step_s(*step)
+    arithmetic_s = times.step_s([], step[1], step[1]) if step[1] else full_s
+    clocks = np.linspace(0.3, 1.0, 70_001)
+    takes_s = full_s - arithmetic_s + np.maximum(arithmetic_s, operations / 250e12 / clocks)
+    fits = clocks * operations / 300e12 + moved_s <= takes_s
+    expected_s = takes_s[fits].min() if fits.any() else 0.3 * operations / 300e12 + moved_s
+    limited = PowerLimited(times, limit, LLAMA, NONE, 1, window_s=0.0)
+    assert limited.step_s(*step) == pytest.approx(expected_s, rel=1e-4)
+
+
+def test_a_slower_card_meets_its_limit_as_much_later():
+    limit = PowerLimit(tflops=300, tbytes=3, reached_tflops=500)
+    assert limit.slower(1.25) == PowerLimit(240, 2.4, 400)
+
+
 def test_power_is_saved_for_a_while():
-    """Iterations of 1 s at full speed whose energy takes 1.4 s; 0.6 s may be saved, and are at the start."""
-    limit = PowerLimit(tflops=1e6, tbytes=LLAMA.weight_bytes_at(2) / 1.4e12)
+    """Iterations of 1 s at full speed whose bytes' energy takes 1.4 s; 0.6 s may be saved, and are at the start."""
+    limit = PowerLimit(tflops=1e6, tbytes=LLAMA.weight_bytes_at(2) / 1.4e12, reached_tflops=1e6)
     limited = PowerLimited(HandTimes(), limit, LLAMA, NONE, 1, window_s=0.6)
     np.testing.assert_allclose(limited.decode_run_s(1, 0, 4), [1.0, 1.2, 1.4, 1.4], atol=1e-3)
     limited.ran(1, 0.0)  # an arrival cut the run short: only what ran is taken

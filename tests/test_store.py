@@ -81,6 +81,16 @@ def test_what_is_saved_is_what_is_loaded(tmp_path):
     assert (loaded.iterations.to_pandas()["kv_use"] == 0.25).all()
 
 
+def test_a_record_older_than_a_column_has_nulls_in_it(tmp_path, monkeypatch):
+    store, (requests, iterations) = Store(tmp_path), tables()
+    store.save(CELLS[0], META, requests, iterations.drop_columns(["launched_s"]))
+    loaded = store.load(CELLS[0].id).iterations
+    assert loaded.schema == records.ITERATIONS and loaded["launched_s"].null_count == loaded.num_rows > 0
+    store.save(CELLS[0], META, requests, iterations.drop_columns(["running"]))  # which is never null
+    with pytest.raises(DamagedCell, match="damaged"):
+        store.load(CELLS[0].id)
+
+
 def test_equal_records_are_equal_bytes(tmp_path):
     for name in "ab":
         Store(tmp_path / name).save(CELLS[0], META, *tables())

@@ -9,7 +9,8 @@ from batchlab.engines.trace import TraceReader, set_limits
 from batchlab.scenario import Limits
 
 LINES = """L,1000000000,8,64
-I,1000000000,1010000000,2,2,1,40,0,0.25,0,8,64
+I,1000000000,1010000000,2,2,1,40,0,0.25,0,8,64,1004000000
+I,1010000000,1020000000,2,2,1,0,2,0.25,0,8,64,
 R,cmpl-b0-0-1f3a9c2e,900000000,1010000000,1500000000,11,0,0
 R,chatcmpl-b7-12345678,900000000,1010000000,1600000000,11,16,2
 R,job3-b21,900000000,1010000000,1700000000,11,0,1
@@ -22,7 +23,8 @@ def test_every_line_is_read_relative_to_the_cells_start(tmp_path):
     path.write_text(LINES)
     traced = TraceReader(path).take(1_000_000_000)
     assert traced.limits == [(8, 64)]
-    assert traced.iterations == [
+    assert len(traced.iterations) == 2 and traced.iterations[1]["launched_s"] is None
+    assert traced.iterations[:1] == [
         {
             "scheduled_s": 0.0,
             "output_s": 0.01,
@@ -35,6 +37,7 @@ def test_every_line_is_read_relative_to_the_cells_start(tmp_path):
             "preemptions": 0,
             "max_batch_size": 8,
             "max_num_tokens": 64,
+            "launched_s": 0.004,
         }
     ]
     assert sorted(traced.requests) == [0, 7, 21]  # by our own number, in each spelling of vLLM's ids

@@ -104,7 +104,7 @@ def test_errors_are_simulated_over_measured(measured):
     row = compared[compared["figure"] == "tpot_mean_ms"].iloc[0]
     cell = next(c for c in measured.cells() if c.id == row["cell"])
     host_included = simulate(**simulated.arguments(validation.twin(cell))).figures()["tpot_mean_ms"]
-    assert row["simulated"] == pytest.approx(host_included, rel=1e-4) and row["error"] > 0.02
+    assert row["simulated"] == pytest.approx(host_included, rel=1e-4) and row["error"] > 0.005
     assert row["error"] == pytest.approx(host_included / bare(cell).figures()["tpot_mean_ms"] - 1, abs=1e-4)
 
 

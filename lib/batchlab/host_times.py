@@ -1,8 +1,10 @@
-"""How fast the host of each measured engine start was, and what a simulation is off by once it knows that.
+"""How fast the host and the card of each measured engine start were, and what a simulation that knows it is off by.
 
-In one engine start and in the next, in one second and in the next, the same iteration takes a host unequally long. The
-constants of `sim.fitted` are of the cells that were fitted on. Here one cell of each start tells that start's host and
-card (`sim.calibration`), and the others of the start are simulated with them: measure one cell, simulate the rest.
+In one engine start and in the next, in one second and in the next, the same iteration takes a host unequally long, and
+cards of one kind differ. The constants of `sim.fitted` are of the cells that were fitted on. Here each cell is
+simulated with what is known of its own machine as well: how long its host took to launch iterations with prompts, which
+is an input of the simulation as the arrival of requests is, and how much longer than simulated the decodes of the other
+cells of its engine start took, never its own.
 """
 
 from typing import Any
@@ -13,7 +15,8 @@ import pyarrow as pa
 
 from batchlab import simulated
 from batchlab.cell import Cell
-from batchlab.sim.host import HostOverheads
+from batchlab.sim.host import LaunchTrace
+from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
 from batchlab.study import WITHIN, Study
 
@@ -21,6 +24,8 @@ LAUNCHES = ("graph_us", "pieces_us", "eager_us")
 SAME = ["dataset", "max_batch_size"]
 STEADY = 100  # iterations
 TOLD = 0.03  # a smaller difference of times is none worth telling
+FEW = 0.02  # of a cell's iterations: fewer of a kind cannot move it by much
+RECORDED, OWN, OTHERS, NOT_SHOWN = "recorded", "shown by the cell", "shown by its engine start", "not shown"
 
 
 def _cells(study: Study, compared: pd.DataFrame) -> list[Cell]:
@@ -40,7 +45,7 @@ def by_cell(study: Study, compared: pd.DataFrame) -> pd.DataFrame:
     the start's first cell), graph_us, pieces_us, eager_us (see `sim.host.Launch`), and decode_us: the median of its
     iterations in which max_batch_size requests decode, with no prompt around; NaN where too few show them.
     """
-    from batchlab.sim.measured import shown_launch
+    from batchlab.sim.measured import engine_start, shown_launch
 
     rows = []
     for cell in _cells(study, compared):
@@ -53,7 +58,7 @@ def by_cell(study: Study, compared: pd.DataFrame) -> pd.DataFrame:
                 "max_batch_size": cell.max_batch_size,
                 "model": cell.model,
                 "at_once": cell.request_rate is None,
-                "engine_start": (made["machine"]["name"], made["machine"]["cores"], made["engine"].get("start_s")),
+                "engine_start": engine_start(recorded),
                 "cores": made["machine"]["cores"],
                 "started": str(made["started"]),
                 **{name: getattr(launch, name) for name in LAUNCHES},
@@ -106,71 +111,86 @@ def same_iteration(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[*SAME, "starts", "lowest_us", "highest_us", "within"])
 
 
-def calibrating(cells: pd.DataFrame) -> dict[int, str]:
-    """start → the one cell that tells its host: the first in time, of those at a finite rate, that shows a launch;
-    where none of them does, the first of all that shows one. Starts that show none are left out.
+def known(study: Study, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
+    """The rows of `compared` (`validation.compare`) of cells in process and of the engine that host times are fitted
+    for, that nothing was fitted on and whose launches are known (`shown`), each simulated with its machine as well.
 
-    The rule was written down before any error with it was known, and knows no error. `cells` is what `by_cell` returns.
+    Columns besides: start, launches (`shown`), card (times as long as simulated the decodes of the other cells of the
+    start took; 1 where none shows it), own and own_error (simulated so, and against the measured figure), low and high
+    (of the measured figure: its 95% interval by batch means; NaN where it has none: all requests at once, or no such
+    figure), why (`_differs`; empty where own_error is within validation.WORST).
     """
-    shown = cells[cells[list(LAUNCHES)].notna().any(axis=1)]
-    first = shown.sort_values("at_once", kind="stable").groupby("start")["cell"].first()  # `cells` is in order of time
-    return {int(start): cell for start, cell in first.items()}
+    from batchlab.sim.grid import over_cores
+    from batchlab.sim.measured import known_launches
+    from batchlab.validation import FITTED, WORST, twin
 
-
-def calibrated(study: Study, compared: pd.DataFrame, cells: pd.DataFrame) -> pd.DataFrame:
-    """The tested rows of `compared` (`validation.compare`) in process and of the engine that host times are fitted for,
-    without the calibrating cells, each simulated with the host and card of its engine start as well.
-
-    Columns besides: start, calibrated_on (a cell; None where its start shows no launch, which keeps the fitted
-    constants), own and own_error (simulated so, and against the measured figure), low and high (of the measured
-    figure: its 95% interval by batch means; NaN where it has none: all requests at once, or no such figure), why
-    (`_differs`; empty where own_error is within validation.WORST).
-    """
-    from batchlab.sim import simulate
-    from batchlab.sim.calibration import calibrate
-    from batchlab.validation import AGAIN, FITTED, WORST, twin
-
-    chosen = calibrating(cells)
-    known = {start: calibrate(study.store.load(cell)).constants() for start, cell in chosen.items()}
+    mine = {cell.id: cell for cell in _cells(study, compared)}
+    recorded = {cell: study.store.load(cell) for cell in mine}
+    traces = known_launches(recorded.values())
+    twins = {cell: twin(mine[cell]) for cell in mine}
+    ratio = {cell: _decodes_ratio(recorded[cell], twins[cell]) for cell in mine}
     starts = cells.set_index("cell")["start"]
-    tested = compared["cell"].isin(set(starts.index) - set(chosen.values())) & ~compared["set"].isin((FITTED, AGAIN))
-    found = compared[tested].copy()
+    found = compared[compared["cell"].isin(set(mine)) & (compared["set"] != FITTED)].copy()
     found["start"] = found["cell"].map(starts).astype(int)
-    found["calibrated_on"] = [chosen.get(start) for start in found["start"]]
-    own, why = {}, {}
-    for cell in _cells(study, found):
-        call = simulated.arguments(twin(cell)) | known.get(int(starts[cell.id]), {})
-        rows, result = found[found["cell"] == cell.id], None
-        if int(starts[cell.id]) in known:
-            result = simulate(**call)
-            own |= {(cell.id, name): value for name, value in result.figures().items()}
-        ours = [own.get((cell.id, row.figure), row.simulated) / row.measured - 1 for row in rows.itertuples()]
-        if max(map(abs, ours)) > WORST:
-            result = result or simulate(**call)
-            why[cell.id] = _differs(study.store.load(cell.id), result.iterations, call["host"])
-    keys = zip(found["cell"], found["figure"], found["simulated"], strict=True)
-    found["own"] = [own.get((cell, figure), value) for cell, figure, value in keys]
-    found["own_error"] = found["own"] / found["measured"] - 1
+    how = {cell: shown(recorded[cell], traces[cell]) for cell in found["cell"].unique()}
+    found["launches"] = found["cell"].map(how)
+    found = found[found["launches"] != NOT_SHOWN].copy()
+    card = {cell: _others_median(ratio, starts, cell) for cell in found["cell"].unique()}
+    found["card"] = found["cell"].map(card)
+    calls = {
+        cell: simulated.arguments(twins[cell]) | {"launches": traces[cell], "card_factor": card[cell]} for cell in card
+    }
+    figures = dict(zip(calls, over_cores(_figures, list(calls.values())), strict=True))
+    found["own"] = [figures[row.cell][row.figure] for row in found.itertuples()]
+    found["own_error"] = (found["own"] / found["measured"] - 1).astype(float)
     half = [_half(row, figure) for row, figure in zip(_measured(study, found), found["figure"], strict=True)]
-    found["why"] = found["cell"].map(why).where(found["own_error"].abs() > WORST, "")
+    wide = found["own_error"].abs() > WORST
+    why = {cell: _differs(recorded[cell], calls[cell]) for cell in found.loc[wide, "cell"].unique()}
+    found["why"] = found["cell"].map(why).where(wide, "")
     return found.assign(low=found["measured"] - half, high=found["measured"] + half)
 
 
-def _differs(recorded: Recorded, own: pa.Table, host: HostOverheads) -> str:
-    """In what a cell's iterations differ from those simulated for it: its launches (quartiles, beside the simulated
-    one), its decodes, and its iterations with prompts (ratios of means over measured and simulated ones).
+def shown(recorded: Recorded, trace: LaunchTrace) -> str:
+    """How the launches of a cell are known: RECORDED, OWN (its iterations show them), OTHERS (other cells of its start
+    show one of the two kinds), or NOT_SHOWN, where more than FEW of its iterations are of a kind of which nothing is.
     """
-    from batchlab.sim.calibration import decodes_ratio
-    from batchlab.sim.measured import cell_launches, shown_launch
+    iterations = recorded.iterations
+    if iterations["launched_s"].null_count == 0:
+        return RECORDED
+    prompts, decodes = (iterations[name].to_numpy() for name in ("prefill_tokens", "decode_tokens"))
+    large = prompts + decodes > POLICIES["vllm-v1"].graph_sizes[-1]
+    kinds = (((prompts > 0) & ~large, trace.pieces), ((prompts > 0) & large, trace.eager))
+    needed = [rows for of, rows in kinds if of.mean() > FEW]
+    if any(len(rows) == 0 for rows in needed):
+        return NOT_SHOWN
+    return OTHERS if any(len(rows) == 1 for rows in needed) else OWN
 
-    launch, each, told = shown_launch(recorded), cell_launches(recorded), []
-    for name, words in (("pieces_us", "in pieces"), ("eager_us", "kernel by kernel")):
-        simulated_us = host.launch_us + launch.layers * getattr(host, name)
-        if getattr(launch, name) and abs(getattr(launch, name) / simulated_us - 1) > TOLD:
-            low, high = np.percentile(each[name], (25, 75)) / 1e3
-            told.append(
-                f"half of its launches {words} took {low:.0f} to {high:.0f} ms, simulated {simulated_us / 1e3:.0f}"
-            )
+
+def _decodes_ratio(recorded: Recorded, other: Cell) -> float | None:
+    from batchlab.sim.calibration import decodes_ratio
+
+    return decodes_ratio(recorded.iterations, simulated.store(other.hardware).load(other.id).iterations)
+
+
+def _others_median(ratio: dict[str, float | None], starts: pd.Series, cell: str) -> float:
+    others = [r for name, r in ratio.items() if r is not None and name != cell and starts[name] == starts[cell]]
+    return float(np.median(others)) if others else 1.0
+
+
+def _figures(call: dict[str, Any]) -> dict[str, float | None]:
+    from batchlab.sim import simulate
+
+    return simulate(**call).figures()
+
+
+def _differs(recorded: Recorded, call: dict[str, Any]) -> str:
+    """In what a cell's iterations differ from those simulated for it: its decodes, and its iterations with prompts
+    (ratios over measured and simulated ones).
+    """
+    from batchlab.sim import simulate
+    from batchlab.sim.calibration import decodes_ratio
+
+    own, told = simulate(**call).iterations, []
     ratio = decodes_ratio(recorded.iterations, own)
     if ratio and abs(ratio - 1) > TOLD:
         told.append(f"its decodes took {ratio:.2f} times as long")

@@ -19,9 +19,10 @@ GOALS = {"output_throughput_tok_s": 0.03, "tpot_mean_ms": 0.04, "running_batch_m
 WORST = 0.08  # goal for any cell
 FITTED = "fitted on"
 AGAIN = "missed, once more"
-TEST_SETS = ("same shapes", "other shapes", "another model", "KV memory held", AGAIN, "over HTTP", "another engine")
+BLIND = "blind"  # measured after the constants had been fixed, in sweeps whose names begin so
 # what the constants are not of: a server and its client, and the host of an engine that nothing was fitted on
 OUTSIDE = ("over HTTP", "another engine")
+TEST_SETS = (BLIND, "same shapes", "other shapes", "another model", "KV memory held", AGAIN, *OUTSIDE)
 OPTIONS = ("max_model_len", "kv_cache_gib", "gpu_memory_utilization", "dtype", "quantization", "tensor_parallel_size")
 COLUMNS = (
     "cell", "twin", "set", "engine", "dataset", "transport", "max_batch_size", "max_num_tokens", "request_rate",
@@ -67,7 +68,8 @@ def compare(study: Study) -> pd.DataFrame:
     beside = pairs(study)
     study.simulate([t for _, t in beside])
     rows = []
-    for (cell, other), where in zip(beside, sets([c for c, _ in beside], measured_again(study)), strict=True):
+    where_from = sets([c for c, _ in beside], measured_again(study), measured_blind(study))
+    for (cell, other), where in zip(beside, where_from, strict=True):
         mine, theirs = frame.loc[cell.id], simulated.store(other.hardware).meta(other.id)["summary"]
         common = {
             "cell": cell.id,
@@ -94,10 +96,16 @@ def measured_again(study: Study) -> set[str]:
     return {p.cell.id for p in study.planned if by_outcome(p.sweep, p.cell.seed)}
 
 
-def sets(cells: list[Cell], again: Collection[str] = ()) -> list[str]:
+def measured_blind(study: Study) -> set[str]:
+    """The ids of cells that were measured after the constants had been fixed, for nothing but to test them."""
+    return {p.cell.id for p in study.planned if p.sweep.startswith(BLIND)}
+
+
+def sets(cells: list[Cell], again: Collection[str] = (), blind: Collection[str] = ()) -> list[str]:
     """For each measured cell: whether the constants were fitted on it, else in what it differs from those that were.
 
-    `again` are the ids of cells that were measured because another run of their point had been missed.
+    `again` are the ids of cells that were measured because another run of their point had been missed, `blind` of those
+    that were measured after the constants had been fixed.
     """
     from batchlab.sim.fitted import fitted
     from batchlab.sim.measured import simulated_engine
@@ -112,6 +120,8 @@ def sets(cells: list[Cell], again: Collection[str] = ()) -> list[str]:
             return FITTED
         if cell.id in again:
             return AGAIN
+        if cell.id in blind:
+            return BLIND
         entry = known[cell.hardware]
         if entry and entry["engine"] != simulated_engine(cell.engine, cell.engine_version):
             return "another engine"

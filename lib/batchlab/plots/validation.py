@@ -11,8 +11,8 @@ from batchlab.plots.limits import limit_axis, panel_title, panels, plain_log_y
 from batchlab.plots.style import MUTED, new_figure, styled
 
 # Okabe and Ito's, as everywhere; the first is for the cells that were fitted on
-SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = ("x", "o", "s", "^", "D", "v", "P", "*")
+SHADES = ("#999999", "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#7A3E9D")
+MARKERS = ("x", "o", "s", "^", "D", "v", "P", "*", "p")
 
 
 EVEN = 0.1  # up to here the axis of errors is linear
@@ -20,9 +20,12 @@ SIDE = 2**0.75  # factor of room at both ends of the axis of batch sizes, for po
 
 
 def _apart(sizes: list[float]) -> list[float]:
-    """The batch sizes whose ticks do not touch: all powers of two, and others that are a third of an octave off."""
-    powers = [s for s in sizes if s > 0 and np.log2(s) % 1 == 0]
-    return sorted([*powers, *(s for s in set(sizes) - set(powers) if all(abs(np.log2(s / p)) > 0.34 for p in powers))])
+    """The batch sizes whose ticks do not touch: powers of two first, and others a third of an octave off all others."""
+    shown: list[float] = []
+    for size in sorted({s for s in sizes if s > 0}, key=lambda s: (np.log2(s) % 1 != 0, s)):
+        if all(abs(np.log2(size / other)) > 0.34 for other in shown):
+            shown.append(size)
+    return sorted(shown)
 
 
 @styled

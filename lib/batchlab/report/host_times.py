@@ -1,17 +1,20 @@
-"""What 08-validation tells of hosts: how fast each engine start's was, and what is left of an error beside it."""
+"""What 08-validation tells of machines: how fast each engine start's host was, and the errors once that is known."""
 
 import numpy as np
 import pandas as pd
 
 from batchlab import host_times
+from batchlab.host_times import OTHERS, OWN, RECORDED
 from batchlab.plots.labels import metric_words, number
+from batchlab.plots.saving import Shown
 from batchlab.report.readings import Reading
 from batchlab.report.tables import Table, table, with_range
-from batchlab.report.validation import LEFT_OUT, named, percent
-from batchlab.validation import WORST
+from batchlab.report.validation import LEFT_OUT, errors_figure, named, percent
+from batchlab.study import Study
+from batchlab.validation import AGAIN, BLIND, FITTED, GOALS, WORST
 
 NOT_SHOWN = "not shown"
-WITH = {"error": "constants of the fit cells", "own_error": "one calibrating cell a start"}
+WITH = {"error": "constants alone", "own_error": "the machine known"}
 LAUNCHED = {
     "graph_us": "decodes alone, one graph (ms)",
     "pieces_us": "with prompts, graphs in pieces (ms)",
@@ -19,53 +22,80 @@ LAUNCHED = {
 }
 
 
+def known_errors(study: Study, found: pd.DataFrame) -> Shown | Reading:
+    """The figure of every cell's error with its machine known. `found` is what `host_times.known` returns."""
+    if found.empty:
+        return Reading((LEFT_OUT,))
+    note = "each beside its simulation with its own launches and the card that other cells show"
+    told = twice_reading(found, found)
+    return errors_figure(study, found.assign(error=found["own_error"]), "validation-known", note, told)
+
+
 def twice_table(found: pd.DataFrame) -> Table:
-    """Two rows a figure: errors with the constants of the fit cells, and with one calibrating cell an engine start.
-    `found` is what `host_times.calibrated` returns.
+    """Rows a figure, for the blind cells and for all tested ones: errors with the constants of the fit cells, and with
+    the machine known. `found` is what `host_times.known` returns.
     """
     rows = []
-    for figure, group in found.groupby("figure", sort=False):
-        for column, words in WITH.items():
-            size = group[column].abs()
-            row = {"figure": metric_words(figure)[0], "simulated with": words, "cells tested": len(group)}
-            row |= {"mean error": percent(size.mean()), "largest": percent(size.max())}
-            rows.append(row | {f"above {WORST:.0%}": int((size > WORST).sum())})
+    tested = found[found["set"] != AGAIN]
+    for words, cells in ((BLIND, tested[tested["set"] == BLIND]), ("all tested", tested)):
+        for figure, group in cells.groupby("figure", sort=False):
+            for column, how in WITH.items():
+                size = group[column].abs()
+                row = {"cells": f"{words}, {len(group)}", "figure": metric_words(figure)[0], "simulated with": how}
+                row |= {"mean error": percent(size.mean()), "largest": percent(size.max())}
+                rows.append(row | {f"above {WORST:.0%}": int((size > WORST).sum())})
     return table(pd.DataFrame(rows), empty=LEFT_OUT)
 
 
 def twice_reading(found: pd.DataFrame, compared: pd.DataFrame) -> Reading:
-    """What the calibrating cells change, how far off they are themselves (they are not tested), and how much of what is
-    left lies inside the measured figure's interval.
+    """Whether the goals are met with the machine known, how it is known, and what is left out. `compared` is what
+    `validation.compare` returns.
     """
     if found.empty:
         return Reading((LEFT_OUT,))
-    changed = found[found["calibrated_on"].notna()]
-    before, after = (found[found[column].abs() > WORST] for column in WITH)
-    told = [
-        f"{changed['calibrated_on'].nunique()} of {found['start'].nunique()} engine starts with tested cells have a "
-        f"calibrating cell: {changed['cell'].nunique()} of {found['cell'].nunique()} tested cells are simulated with "
-        f"another cell's host and card. Figures off by more than {WORST:.0%}: {len(before)} with the constants of the "
-        f"fit cells, {len(after)} with those of the calibrating cells."
-    ]
-    own = compared[compared["cell"].isin(set(changed["calibrated_on"]))]
-    if len(own):
-        worst = own.loc[own["error"].abs().idxmax()]
+    tested, told = found[found["set"] != AGAIN], []
+    for words, rows in (("Blind", tested[tested["set"] == BLIND]), ("All tested", tested)):
+        if len(rows):
+            told.append(f"{words}, {rows['cell'].nunique()} cells with their machine known: {_goals(rows)}.")
+    how = found.drop_duplicates("cell")["launches"].value_counts()
+    told.append(
+        "Launches are "
+        + ", ".join(f"{name} in {how[name]}" for name in (RECORDED, OWN, OTHERS) if name in how)
+        + f" of {how.sum()} cells."
+    )
+    mine = compared["cell"].isin(set(found["cell"])) | (compared["set"] == FITTED)
+    alike = compared[(compared["transport"] == "inprocess") & (compared["engine"].isin(found["engine"].unique()))]
+    if without := sorted(set(alike.loc[~mine, "cell"])):
         told.append(
-            f"The calibrating cells, with the constants of the fit cells, are off by {percent(abs(worst['error']))} at "
-            f"most ({metric_words(worst['figure'])[0]}, {named(worst)}); they count in neither half."
+            f"Left out, since nothing shows how long their hosts took to launch: {', '.join(without)}; they stand "
+            "among the cells above."
         )
-    known = after[after["low"].notna()]
-    if len(known):
-        inside = int(known["own"].between(known["low"], known["high"]).sum())
-        told.append(
-            f"Of these {len(after)} figures, {len(known)} have a 95% interval within their run; the simulated value "
-            f"lies inside it for {inside}."
-        )
+    again = found[found["set"] == AGAIN]
+    if len(again):
+        told.append(f"{again['cell'].nunique()} measured once more, which count in no mean: {_goals(again)}.")
     return Reading(tuple(told))
 
 
+def _goals(rows: pd.DataFrame) -> str:
+    """The mean error of each figure with the machine known, and how many are above the goal for any cell."""
+    means = []
+    for figure, group in rows.groupby("figure", sort=False):
+        size = group["own_error"].abs()
+        met = "within" if size.mean() <= GOALS[figure] else "above"
+        means.append(f"{metric_words(figure)[0]} {percent(size.mean())} on average ({met} {GOALS[figure]:.0%})")
+    size = rows["own_error"].abs()
+    above, worst = int((size > WORST).sum()), rows.loc[size.idxmax()]
+    words = f"{metric_words(worst['figure'])[0]}, {named(worst)}"
+    return (
+        f"{', '.join(means)}; {above or 'none'} of {len(rows)} figures above {WORST:.0%}, at most "
+        f"{percent(size.max())} ({words})"
+    )
+
+
 def above_table(found: pd.DataFrame) -> Table:
-    """The figures still off by more than the goal, with the interval of each measured one and why it may be off."""
+    """The figures off by more than the goal with the machine known, with the interval of each measured one and what
+    differs.
+    """
     wide = found[found["own_error"].abs() > WORST].sort_values("own_error", key=abs, ascending=False, kind="stable")
     rows = [
         {
@@ -83,14 +113,12 @@ def above_table(found: pd.DataFrame) -> Table:
 
 
 def starts_table(cells: pd.DataFrame) -> Table:
-    """A row an engine start: how long its host took from the plan of an iteration to its last launch, and the cell that
-    calibrates it.
-    """
-    rows, chosen = [], host_times.calibrating(cells)
+    """A row an engine start: how long its host took from the plan of an iteration to its last launch."""
+    rows = []
     for row in host_times.by_start(cells).to_dict("records"):
         told = {"engine start": row["started"].replace("T", " ")[:16], "cores": row["cores"], "cells": row["cells"]}
         told |= {words: _range(row, name) for name, words in LAUNCHED.items()}
-        rows.append(told | {"calibrating cell": chosen[row["start"]]})
+        rows.append(told)
     return table(pd.DataFrame(rows), empty="No measured iteration shows how long its host took to launch it.")
 
 

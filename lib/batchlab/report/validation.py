@@ -24,6 +24,7 @@ HOST = {
     "token_us": "an output token",
     "request_us": "a request on its way in",
     "message_us": "a message",
+    "stream_us": "a message, each running request besides",
     "gather_us": "gathering requests, when idle",
     "prompt_us": "an iteration with prompts that no graph holds, on the card",
     "launch_us": "launching an iteration",
@@ -56,8 +57,9 @@ def stands_on(study: Study, compared: pd.DataFrame) -> Table:
         rows.append(("from", f"{steps['package']} {steps['package_version']}, {steps['backend']} {versions}"))
     rows += [(f"host time of {what}", f"{number(host[key])} µs") for key, what in HOST.items()]
     if limit := steps.get("power_limit"):
-        sustained = f"{number(limit['tflops'])} TFLOP/s with {number(limit['tbytes'])} TB/s"
-        rows.append(("sustained at the power limit", sustained))
+        sustained = f"{number(limit['tflops'])} TFLOP/s or {number(limit['tbytes'])} TB/s, or a mixture"
+        rows.append(("power allows at full clock", sustained))
+        rows.append(("operators of an iteration reach", f"{number(limit['reached_tflops'])} TFLOP/s"))
     for engine, others in cells[cells["set"] == "another engine"].groupby("engine", sort=False):
         steps = validation.provenance(study, others)["step_times"]
         whose = f"{steps['backend']} {', '.join(steps['backend_version'])}" if "package" in steps else steps["kind"]
@@ -69,12 +71,18 @@ def errors(study: Study, compared: pd.DataFrame) -> Shown | Reading:
     """The figure of every cell's error."""
     if compared.empty:
         return Reading((LEFT_OUT,))
+    note = "each beside its simulation with the constants of the fit cells"
+    return errors_figure(study, compared, "validation-errors", note, reading(compared))
+
+
+def errors_figure(study: Study, compared: pd.DataFrame, name: str, note: str, told: Reading) -> Shown:
+    """The errors of `compared`, drawn and saved as `name`."""
     axes = figures.errors(compared, validation.GOALS, SETS)
     cells = study.frame().drop_duplicates("cell")
     shown = cells[cells["cell"].isin(compared["cell"])]
-    plots.attach(axes[0].figure, plots.points(shown), note="each beside its simulation")
-    alt = f"Relative error of the simulation in each measured cell, a panel a figure. {reading(compared)}"
-    return plots.save(axes[0].figure, "validation-errors", alt, study)
+    plots.attach(axes[0].figure, plots.points(shown), note=note)
+    alt = f"Relative error of the simulation in each measured cell, a panel a figure. {told}"
+    return plots.save(axes[0].figure, name, alt, study)
 
 
 def reading(compared: pd.DataFrame) -> Reading:

@@ -69,7 +69,7 @@ def calibrate(recorded: Recorded) -> Calibration:
     made, launch = measured_cell(recorded, **as_run), shown_launch(recorded)
     known = overheads_of(launch, host)
     if made.message_us is not None:
-        known["message_us"] = made.message_us
+        known["message_us"] = max(made.message_us - host.stream_us * (made.running or 0.0), 0.0)
     host = replace(host, **known)
     limited, free = (simulate(**made.call, host=host, power=p).iterations for p in (power, None))
     card = card_factor(recorded.iterations, limited, free if power else limited, host)

@@ -101,7 +101,7 @@ class Simulation:
         self.policy, self.times, self.host, self.layers = policy, times, host, layers
         self.replayed = replayed
         self.follow_up = follow_up
-        self.launches = any((host.launch_us, host.pieces_us, host.eager_us))  # whether they take any time
+        self.launches = replayed is not None or any((host.launch_us, host.pieces_us, host.eager_us))  # take any time
         self.trace = Trace()
         self.events = [(at, seq.index, seq) for at, seq in arrivals]
         heapq.heapify(self.events)
