@@ -48,7 +48,7 @@ ITERATIONS = pa.schema(
         pa.field("preemptions", pa.int32()),
         pa.field("max_batch_size", pa.int32()),  # limits in force; null where nobody knows
         pa.field("max_num_tokens", pa.int32()),
-        # the host had launched its last kernel; null in records from before December 2026, and where it does not show
+        # the host had launched its last kernel; null in records older than this column, and where it does not show
         pa.field("launched_s", pa.float64()),
     ]
 )
