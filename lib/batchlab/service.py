@@ -29,8 +29,8 @@ THROUGHPUT = "output_throughput_tok_s"
 SETTING = ["max_batch_size", "max_num_tokens"]
 GROUP = tuple(c for c in POINT if c not in (*SETTING, "request_rate", "token_rule"))
 _SHAPE = ("model", "input_len", "output_len")
-# Sweeps of shapes and weights that nobody would serve: they test the simulator, and whether weights matter.
-APART = ("held-out", "held-out-rates", "weights-from-a-file")
+# Sweeps whose names begin so are for the simulator, or ask whether weights matter: settings that nobody would serve.
+APART = ("held-out", "calibration", "blind", "weights-from-a-file")
 ALIKE = 0.02  # of the best throughput: what counts as equal to it
 
 
@@ -81,7 +81,7 @@ class ServiceLimits:
 
 def usable(cells: pd.DataFrame) -> pd.DataFrame:
     """The valid points of these cells whose limits stood still, without the sweeps that ask something else."""
-    found = points(cells[~cells["sweep"].isin(APART)] if "sweep" in cells else cells)
+    found = points(cells[~cells["sweep"].str.startswith(APART)] if "sweep" in cells else cells)
     good = found[valid(found)] if len(found) else found
     return good[good["token_rule"].isna()] if "token_rule" in good else good
 

@@ -15,12 +15,11 @@ from batchlab.recommend import Recommendation
 from batchlab.report.elsewhere import cards
 from batchlab.report.elsewhere import cells as recorded_elsewhere
 from batchlab.report.readings import Reading
-from batchlab.report.tables import Table, table
+from batchlab.report.tables import Table, table, told_apart
 from batchlab.service import SETTING, THROUGHPUT, ServiceLimits, at_once, published, rate_lines, usable
 from batchlab.study import Study
 
-NAME = {"dataset": "dataset", "options": "options"}
-WHERE = {"model": "model"}
+NAME = {"who": "engine", "dataset": "dataset", "setting": "batch / tokens"}
 COST = {
     THROUGHPUT: "output throughput (tok/s)",
     "best_tok_s": "without a limit (tok/s)",
@@ -42,16 +41,35 @@ def _shown(rows: pd.DataFrame, columns: dict[str, str], empty: str) -> Table:
     if rows.empty:
         return table(pd.DataFrame(columns=list(columns)), columns, empty=empty)
     shown = rows.assign(
-        options=_differing([_parsed(text) for text in rows["engine_options"]]),
+        who=_whose(rows, [_parsed(text) for text in rows["engine_options"]]),
+        setting=_settings(rows),
         left=[f"{v:.0%}" if pd.notna(v) else None for v in rows["throughput_left"]],
     )
-    columns = dict(columns)
-    for column in ("model", "options"):
-        if shown[column].nunique(dropna=False) <= 1:
-            del columns[column]
-    if shown["gpus_relative"].isna().all():
-        del columns["gpus_relative"]
-    return table(shown.astype({c: object for c in columns}), columns, empty=empty)
+    told = {c: words for c, words in columns.items() if c != "gpus_relative" or shown[c].notna().any()}
+    return table(shown[list(told)].astype(object), told, empty=empty)
+
+
+def _whose(rows: pd.DataFrame, options: Sequence[dict[str, Any]]) -> list[str]:
+    """Each row's engine, and of its evidence, transport, model and options what the rows differ in."""
+    apart = told_apart(rows)
+    words = [
+        [
+            engine_name(row["engine"]),
+            row["evidence"] if "evidence" in apart else None,
+            TRANSPORTS.get(row["transport"], row["transport"]) if "transport" in apart else None,
+            row["model"] if rows["model"].nunique(dropna=False) > 1 else None,
+            own,
+        ]
+        for row, own in zip(rows.to_dict("records"), _differing(options), strict=True)
+    ]
+    # simulated is evidence and transport in one
+    return [", ".join(dict.fromkeys(w for w in told if w is not None and not pd.isna(w))) for told in words]
+
+
+def _settings(rows: pd.DataFrame) -> list[str]:
+    """ "128 / 16384", as sentences write it; a dash for what is not known."""
+    sizes = [["–" if pd.isna(v) else f"{v:.0f}" for v in rows[column]] for column in SETTING]
+    return ["–" if set(pair) == {"–"} else " / ".join(pair) for pair in zip(*sizes, strict=True)]
 
 
 def _differing(options: Sequence[dict[str, Any]]) -> list[str | None]:
@@ -80,17 +98,21 @@ def points(opened: Study, cells: pd.DataFrame) -> pd.DataFrame:
 
 def tpot_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     """`service.under_tpot` as a table."""
-    setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
-    columns = NAME | setting | {limits.tpot: f"{limits.statistic} TPOT (ms)"} | COST | WHERE
+    columns = NAME | {limits.tpot: f"{limits.statistic} TPOT (ms)"} | COST
     return _shown(best, columns, "No valid cell with all requests at once is recorded.")
 
 
 def ttft_table(best: pd.DataFrame, limits: ServiceLimits) -> Table:
     """`service.under_ttft` as a table."""
-    setting = {"max_batch_size": "max_batch_size", "max_num_tokens": "max_num_tokens"}
-    rate = {"request_rate": "highest rate kept", "request_rate_missed": "lowest rate not kept"}
-    columns = NAME | setting | rate | {limits.ttft: f"{limits.statistic} TTFT (ms)"} | COST | WHERE
+    best = best.assign(kept=[_kept(r["request_rate"], r["request_rate_missed"]) for r in best.to_dict("records")])
+    columns = NAME | {"kept": "kept up to (req/s)"} | {limits.ttft: f"{limits.statistic} TTFT (ms)"} | COST
     return _shown(best, columns, "No valid cell at a finite rate keeps the limit.")
+
+
+def _kept(highest: float | None, missed: float | None) -> str:
+    """ "13, not 16": the highest rate that keeps a limit, and the lowest that does not."""
+    kept = "none" if highest is None or pd.isna(highest) else f"{highest:g}"
+    return kept if missed is None or pd.isna(missed) else f"{kept}, not {missed:g}"
 
 
 APART = "their shapes compare, their values do not"
@@ -177,31 +199,21 @@ def ttft_figure(points: pd.DataFrame, best: pd.DataFrame, limits: ServiceLimits,
 def advice_table(made: Sequence[Recommendation], limits: ServiceLimits) -> Table:
     """A row a recommendation."""
     both = "both limits" if limits.tpot_ms and limits.ttft_ms else "the limit"
-    rows = [
+    if not made:
+        return table(pd.DataFrame(columns=list(NAME)), NAME, empty=NOTHING)
+    rows = pd.DataFrame(
         {
-            "dataset": r.dataset,
-            "engine": r.engine,
-            "evidence": r.evidence,
-            "transport": r.transport,
-            "model": r.model,
-            "options": options,
-            "max_batch_size": r.max_batch_size,
-            "max_num_tokens": r.max_num_tokens,
+            **{name: getattr(r, name) for name in (*SERIES, *SETTING, "model", "dataset", "status")},
             "throughput": r.output_throughput_tok_s,
             "holds": _holds(r),
-            "status": r.status,
             "why": r.why.removeprefix(f"{r.status}: ").replace(limits.told(), both),
         }
-        for r, options in zip(made, _differing([r.engine_options for r in made]), strict=True)
-    ]
-    names = ["dataset", "options", *SETTING, "throughput", "holds", "status", "why", "model"]
-    frame = pd.DataFrame(rows, columns=[*SERIES, *names])
-    words = {"throughput": "output throughput (tok/s)", "holds": "TPOT kept up to"}
-    columns = {c: words.get(c, c) for c in names}
-    for column in ("model", "options"):
-        if frame[column].nunique(dropna=False) <= 1:
-            del columns[column]
-    return table(frame, columns, empty=NOTHING)
+        for r in made
+    )
+    shown = rows.assign(who=_whose(rows, [r.engine_options for r in made]), setting=_settings(rows))
+    words = {"throughput": "output throughput (tok/s)", "holds": "TPOT kept up to", "status": "status", "why": "why"}
+    columns = NAME | words
+    return table(shown[list(columns)], columns, empty=NOTHING)
 
 
 def _confirmed(r: Recommendation) -> str:

@@ -97,8 +97,7 @@ def sweeps(study: Study) -> Table:
                 "max_batch_size": values(mine["max_batch_size"]),
                 "max_num_tokens": values(mine["max_num_tokens"]),
                 "request rate": rates(sweep.request_rate),
-                "cells": len(mine),
-                "missing": int((~recorded(mine)).sum()),
+                "cells": f"{len(mine)} ({missing} missing)" if (missing := int((~recorded(mine)).sum())) else len(mine),
                 "question": sweep.question or "–",
             }
         )

@@ -49,11 +49,11 @@ def numbers(found: pd.DataFrame) -> Table:
     shown = found.assign(
         figure=[f" ({unit})".join((words, "")) for words, unit in map(metric_words, found["figure"])],
         ratio=[f"{row.ratio:.3f}" + _interval(row) for row in found.itertuples()],
+        setting=[f"{row.max_batch_size:.0f} / {row.max_num_tokens:.0f}" for row in found.itertuples()],
     )
     columns = {
         "dataset": "dataset",
-        "max_batch_size": "max_batch_size",
-        "max_num_tokens": "max_num_tokens",
+        "setting": "batch / tokens",
         "figure": "figure",
         "from_file": "weights from a file",
         "dummy": "dummy weights",
