@@ -342,6 +342,10 @@ def test_links_to_figures_that_are_not_there_are_left_out():
 
 
 TOO_WIDE = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+CUT = (
+    "[...document.querySelectorAll('.scroll')].filter(t => t.scrollWidth > t.clientWidth)"
+    ".map(t => [...t.querySelectorAll('th')].map(h => h.textContent).join(' | '))"
+)
 
 
 @pytest.mark.browser
@@ -355,7 +359,7 @@ def test_pages_open_offline_in_a_browser(quick_build, page_file):
             await page.open(path)
             found = {"broken": await page.run(
                 "[...document.images].filter(i => !i.complete || i.naturalWidth === 0).map(i => i.alt)"),
-                "images": await page.run("document.images.length")}
+                "images": await page.run("document.images.length"), "cut": await page.run(CUT)}
             for width in (1400, 800, 390):
                 await page.width(width)
                 found[width] = await page.run(TOO_WIDE)
@@ -374,6 +378,7 @@ def test_pages_open_offline_in_a_browser(quick_build, page_file):
     assert seen.outside == [] and seen.errors == []
     assert found["broken"] == []
     assert [found[w] for w in (1400, 800, 390)] == [0, 0, 0], "the page is wider than the window"
+    assert found["cut"] == [], "tables that a wide window cuts off"
     if "index" in page_file:
         assert found["filtered"] == {"inconsistent-as-printed S1"}
     if "report" in page_file:

@@ -82,7 +82,10 @@ def test_what_equal_step_times_leave(here):
     assert speed.at[4, "own"] == pytest.approx(by["tensorrt-llm", 4] / by["vllm-v0", 4] - 1)
     assert speed.at[4, "equal"] == pytest.approx(by["tensorrt-llm-equal", 4] / by["vllm-v0", 4] - 1)
     assert speed.at[4, "own"] != speed.at[4, "equal"]
-    assert len(told.equal_table(mine).rows) == 3 and "scheduling" in repr(told.equal_reading(mine))
+    table = told.equal_table(mine)
+    assert [row[1] for row in table.rows] == ["2", "4"] and table.headings[2:4] == ("output throughput", "mean TPOT")
+    assert table.rows[1][2] == f"{speed.at[4, 'own']:+.1%} / {speed.at[4, 'equal']:+.1%}"
+    assert "scheduling" in repr(told.equal_reading(mine))
 
 
 def test_a_scenario_without_the_experiment_says_so(here):

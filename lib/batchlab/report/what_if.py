@@ -48,13 +48,12 @@ def equal_figure(study: Study, sweep: str, metric: str) -> Shown | Reading:
 
 
 def equal_table(study: Study) -> Table:
-    """TensorRT-LLM over vLLM V0 at each max_batch_size: own step times / equal ones."""
-    found = what_if.equal_step_times(study)
+    """TensorRT-LLM over vLLM V0 at each max_batch_size, a column a figure: own step times / equal ones."""
     rows = []
-    for (dataset, figure), group in found.groupby(["dataset", "figure"], sort=False):
-        row = {"dataset": dataset, "TensorRT-LLM over vLLM V0": metric_words(figure)[0]}
+    for (dataset, batch), group in what_if.equal_step_times(study).groupby(["dataset", "max_batch_size"], sort=False):
+        row = {"dataset": dataset, "max_batch_size": whole(batch)}
         for one in group.to_dict("records"):
-            row[f"batch {one['max_batch_size']}"] = f"{signed(one['own'])} / {signed(one['equal'])}"
+            row[metric_words(one["figure"])[0]] = f"{signed(one['own'])} / {signed(one['equal'])}"
         rows.append(row)
     return table(pd.DataFrame(rows), empty=NO_EXPERIMENT)
 
@@ -95,9 +94,9 @@ def setup_table(cells: pd.DataFrame) -> Table:
             {
                 "setup": setup,
                 "dataset": dataset,
-                "best max_batch_size": whole(best["max_batch_size"]),
-                "output throughput (tok/s)": best["output_throughput_tok_s"],
-                "a card (tok/s)": best["throughput_per_card_tok_s"],
+                "best batch size": whole(best["max_batch_size"]),
+                "output tokens a second": best["output_throughput_tok_s"],
+                "a second and card": best["throughput_per_card_tok_s"],
                 "mean TPOT (ms)": best["tpot_mean_ms"],
                 "mean running batch": best["running_batch_mean"],
                 "KV cache (tokens)": number(best["kv_tokens"]),
