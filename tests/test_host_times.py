@@ -77,10 +77,11 @@ def test_launches_that_were_not_recorded_are_those_that_show_or_the_nearest_of_o
     own = LaunchTrace(np.empty((0, 2)), np.array([[float(i), 1000.0 + i] for i in range(40 - fewer)]))
     others = LaunchTrace(np.empty((0, 2)), np.array([[100.0 + i, 5000.0] for i in range(-20, 20)]))
     found = completed(own, others, middle_s=100.0)
-    assert len(found.pieces) == 0 and found.launch_s(0.0, recorded=True) is None
+    assert len(found.pieces) == 0 and found.launch_s(0.0, prompts=True, recorded=True) is None
     if how == "its own":
         assert found.eager is own.eager
-        assert found.launch_s(20.2, recorded=False) == pytest.approx(1020.5e-6, abs=1e-6)  # of the five around it
+        of_five_around = found.launch_s(20.2, prompts=True, recorded=False)
+        assert of_five_around == pytest.approx(1020.5e-6, abs=1e-6)
     else:
         assert found.eager.tolist() == [[100.0, 5000.0]]
     assert len(completed(own, LaunchTrace(own.pieces, own.eager[:5]), 0.0).eager) == (40 if fewer == 0 else 0)
@@ -103,6 +104,7 @@ def test_recorded_launches_are_all_told_up_to_the_output_that_follows_them():
     ]
     found = launch_trace(records.table(rows, records.ITERATIONS), 512)
     assert len(found.pieces) == 0 and found.eager[:, 0] == pytest.approx(0.01 * np.flatnonzero(prompts))
+    assert found.graph[:, 0] == pytest.approx(0.01 * np.flatnonzero(prompts == 0))
     assert found.eager[:, 1] == pytest.approx(4400)  # no two iterations of decodes before one with prompts: READ_US
     for i in range(0, n, 4):  # and where there are, from the launch to the output before is what they show
         rows[i + 1] |= {"prefill_tokens": 0}

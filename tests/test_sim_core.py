@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from batchlab import records
 from batchlab.sim import POLICIES, HostOverheads, simulate
+from batchlab.sim.host import LaunchTrace
 from batchlab.sim.policies.base import Policy
 from sim_driver import HandTimes
 
@@ -277,3 +278,16 @@ def test_an_idle_engine_takes_in_what_comes_right_behind():
     assert result.iterations["scheduled_s"][0].as_py() == pytest.approx(1.6e-3)
     alone = one("vllm-v1", requests[:1], host=host)
     assert alone.iterations["scheduled_s"][0].as_py() == pytest.approx(1.2e-3)  # nobody is waited for
+
+
+def test_launches_of_a_run_stand_in_place_of_the_constants():
+    """By hand: a decode takes 10 ms of the card, its launch 4 ms until t = 1 s and 25 ms after; then the host sets the
+    pace, and each output is read when the next launch is done. A request is served before, and one after.
+    """
+    graph = np.array([[i / 10, 4_000.0 if i < 10 else 25_000.0] for i in range(20)])
+    trace = LaunchTrace(np.empty((0, 2)), np.empty((0, 2)), graph)
+    call = {"max_batch_size": 4, "max_num_tokens": 64, "step_times": HandTimes(base=0.01), "launches": trace}
+    result = simulate("vllm-v1", "h200_sxm", "llama-3-8b", [(0.0, 8, 50), (1.5, 8, 50)], **call)
+    outputs = result.iterations["output_s"].to_numpy()
+    gaps = np.diff(outputs)
+    assert len(gaps) == 99 and gaps[3:48] == pytest.approx(0.01) and gaps[53:-1] == pytest.approx(0.025)

@@ -95,6 +95,7 @@ def test_a_run_whose_launches_are_known_is_fitted_with_them():
         result = simulate(**one.call, host=host, launches=slow_then_quick)
         made.append(replace(one, measured=result.figures(), launch=None, launches=slow_then_quick))
     fit = fit_constants(made, ["a", "b", "c", "d"], power=False)
+    assert made[0].launches.launch_s(0.0, prompts=False, recorded=True) is None  # of decodes alone it says nothing
     without, known = compare_cells(made, fit.host), compare_cells(made, fit.host, replay=True)
     assert max(abs(r["error"]) for r in known) < 0.02 < max(abs(r["error"]) for r in without)
 

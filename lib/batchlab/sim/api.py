@@ -66,7 +66,8 @@ def simulate(
         step_times: tables (measured operators), roofline, auto (tables where the card has them), or an object with the
             methods of `core.StepTimes`.
         host: the host's own time; without, none.
-        launches: launches that a run of this load showed, at their times, in place of the host's constants.
+        launches: launches that a run of this load showed, at their times, in place of the host's constants; of a
+            stretch of decodes that is worked in one go, at its begin.
         power: what the card sustains at its power limit; without, no limit.
         card_factor: times as long as the step times and the power limit say, for a card that is slower or faster.
         keep_chunks: also write each token's time into the rows.

@@ -211,15 +211,16 @@ class Simulation:
             durations[0] += self.host.prompt_us * 1e-6
         if step.swapped_blocks:
             durations[0] += self.times.swap_s(step.swapped_blocks * policy.kv.block_size)
-        launch_s = 0.0
+        launch_s, first_s = 0.0, self.host.launch_us * 1e-6  # to the last and to the first of its kernels
         if self.launches:
             prompts, recorded = bool(step.prefills), filled is not None
             launch_s = self.host.launch_s(self.layers, prompts=prompts, recorded=recorded)
-            if self.replayed and prompts:
-                launch_s = self.replayed.launch_s(self.now, recorded=recorded) or launch_s
+            if self.replayed:
+                launch_s = self.replayed.launch_s(self.now, prompts=prompts, recorded=recorded) or launch_s
+                first_s = self.replayed.launch_s(self.now, prompts=False, recorded=True) or first_s
         if self.in_flight:
             self._read_output(self.now + launch_s)
-        begin = max(self.now + self.host.launch_us * 1e-6, self.ran_s)
+        begin = max(self.now + first_s, self.ran_s)
         ends = begin + np.cumsum(durations)
         # when the host is free of what it launched before; one number where it launches in no time
         free = self.now + launch_s * np.arange(steps) if launch_s else self.now

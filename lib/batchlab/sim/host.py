@@ -7,7 +7,7 @@ a larger iteration with prompts launches each kernel of each layer, which takes 
 hundred tokens.
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 import pyarrow as pa
@@ -65,16 +65,19 @@ class Launch:
 
 @dataclass(frozen=True, slots=True)
 class LaunchTrace:
-    """Launches of iterations with prompts, as a run showed them: when each was planned, in seconds, and how long it
-    took, in microseconds, until the output before it could be read. `pieces` and `eager` as in `Launch`.
+    """Launches as a run showed them: when each was planned, in seconds, and how long it took, in microseconds, until
+    the output before it could be read. `pieces`, `eager` and `graph` as in `Launch`.
     """
 
     pieces: np.ndarray  # float64 (n, 2): planned at, took; in order of time
     eager: np.ndarray
+    graph: np.ndarray = field(default_factory=lambda: _NONE)
 
-    def launch_s(self, at_s: float, *, recorded: bool) -> float | None:
-        """The median of the AROUND launches nearest to `at_s`; None where the run showed none."""
-        shown = self.pieces if recorded else self.eager
+    def launch_s(self, at_s: float, *, prompts: bool, recorded: bool) -> float | None:
+        """The median of the AROUND launches of a kind (as in `HostOverheads.launch_s`) nearest to `at_s`; None where
+        the run showed none.
+        """
+        shown = self.eager if not recorded else self.pieces if prompts else self.graph
         if not len(shown):
             return None
         at = int(np.searchsorted(shown[:, 0], at_s))
@@ -120,14 +123,17 @@ def launches(iterations: pa.Table, recorded_tokens: int) -> dict[str, np.ndarray
 
 
 def launch_trace(iterations: pa.Table, recorded_tokens: int) -> LaunchTrace:
-    """The launches of iterations with prompts: of all, where their `launched_s` was recorded, else those that show
-    (`launches`) and are longer than iterations of decodes alone, which hide the others.
+    """The launches of all iterations, where their `launched_s` was recorded. Else those that show (`launches`): with
+    prompts, where they are longer than iterations of decodes alone, which hide the others; of decodes, where as many
+    show as `launch_times` asks for.
     """
     found = launches(iterations, recorded_tokens)
     if iterations["launched_s"].null_count < iterations.num_rows:
         return _recorded_launches(iterations, recorded_tokens, found)
     hidden_us = LONGER * np.median(found["decode_us"][:, 1]) if len(found["decode_us"]) else np.inf
-    return LaunchTrace(*(found[name][found[name][:, 1] > hidden_us] for name in ("pieces_us", "eager_us")))
+    pieces, eager = (found[name][found[name][:, 1] > hidden_us] for name in ("pieces_us", "eager_us"))
+    shown = launch_times(iterations, 1, recorded_tokens).graph_us is not None
+    return LaunchTrace(pieces, eager, found["graph_us"] if shown else _NONE)
 
 
 def _recorded_launches(iterations: pa.Table, recorded_tokens: int, shown: dict[str, np.ndarray]) -> LaunchTrace:
@@ -139,12 +145,13 @@ def _recorded_launches(iterations: pa.Table, recorded_tokens: int, shown: dict[s
     took_us = took_us + (np.median(read_us) if len(read_us) >= AROUND else READ_US)
     mixed, large = prompts > 0, prompts + decodes > recorded_tokens
     each = np.column_stack([planned, took_us])[~np.isnan(took_us)]
-    return LaunchTrace(*(each[kind[~np.isnan(took_us)]] for kind in (mixed & ~large, mixed & large)))
+    return LaunchTrace(*(each[kind[~np.isnan(took_us)]] for kind in (mixed & ~large, mixed & large, ~mixed)))
 
 
 def completed(own: LaunchTrace, others: LaunchTrace, middle_s: float) -> LaunchTrace:
-    """`own`, and where it has fewer than SHOWN of a kind, the median of the SHOWN nearest to `middle_s` of its own and
-    of `others`, times on the same clock, as one that stands for all; none of a kind where there are not as many.
+    """`own`, and where it has fewer than SHOWN of a kind with prompts, the median of the SHOWN nearest to `middle_s` of
+    its own and of `others`, times on the same clock, as one that stands for all; none where there are not as many.
+    Launches of decodes take a host the longer, the more requests run, so other cells do not tell them.
     """
     kinds = []
     for mine, more in ((own.pieces, others.pieces), (own.eager, others.eager)):
@@ -152,7 +159,7 @@ def completed(own: LaunchTrace, others: LaunchTrace, middle_s: float) -> LaunchT
         near = near[np.argsort(np.abs(near[:, 0] - middle_s), kind="stable")[:SHOWN]]
         one = np.array([[middle_s, np.median(near[:, 1])]]) if len(near) == SHOWN else _NONE
         kinds.append(mine if len(mine) >= SHOWN else one)
-    return LaunchTrace(*kinds)
+    return LaunchTrace(*kinds, own.graph)
 
 
 def launch_times(iterations: pa.Table, layers: int, recorded_tokens: int) -> Launch:
