@@ -2,9 +2,9 @@
 
 In one engine start and in the next, in one second and in the next, the same iteration takes a host unequally long, and
 cards of one kind differ. The constants of `sim.fitted` are of the cells that were fitted on. Here each cell is
-simulated with what is known of its own machine as well: how long its host took to launch iterations with prompts, which
-is an input of the simulation as the arrival of requests is, and how much longer than simulated the decodes of the other
-cells of its engine start took, never its own.
+simulated with what is known of its own machine as well: how long its host took to launch iterations, which is an input
+of the simulation as the arrival of requests is, and how much longer than simulated the decodes of the other cells of
+its engine start took, never its own.
 """
 
 from typing import Any
@@ -16,7 +16,6 @@ import pyarrow as pa
 from batchlab import simulated
 from batchlab.cell import Cell
 from batchlab.sim.host import LaunchTrace
-from batchlab.sim.policies import POLICIES
 from batchlab.store import Recorded
 from batchlab.study import WITHIN, Study
 
@@ -154,11 +153,13 @@ def shown(recorded: Recorded, trace: LaunchTrace) -> str:
     """How the launches of a cell are known: RECORDED, OWN (its iterations show them), OTHERS (other cells of its start
     show one of the two kinds), or NOT_SHOWN, where more than FEW of its iterations are of a kind of which nothing is.
     """
+    from batchlab.sim.measured import RECORDED_TOKENS
+
     iterations = recorded.iterations
     if iterations["launched_s"].null_count == 0:
         return RECORDED
     prompts, decodes = (iterations[name].to_numpy() for name in ("prefill_tokens", "decode_tokens"))
-    large = prompts + decodes > POLICIES["vllm-v1"].graph_sizes[-1]
+    large = prompts + decodes > RECORDED_TOKENS
     kinds = (((prompts > 0) & ~large, trace.pieces), ((prompts > 0) & large, trace.eager))
     needed = [rows for of, rows in kinds if of.mean() > FEW]
     if any(len(rows) == 0 for rows in needed):

@@ -144,8 +144,8 @@ def _recorded_launches(iterations: pa.Table, recorded_tokens: int, shown: dict[s
     read_us = after[:, 1] - took_us[np.searchsorted(planned, after[:, 0])]
     took_us = took_us + (np.median(read_us) if len(read_us) >= AROUND else READ_US)
     mixed, large = prompts > 0, prompts + decodes > recorded_tokens
-    each = np.column_stack([planned, took_us])[~np.isnan(took_us)]
-    return LaunchTrace(*(each[kind[~np.isnan(took_us)]] for kind in (mixed & ~large, mixed & large, ~mixed)))
+    each, known = np.column_stack([planned, took_us]), ~np.isnan(took_us)
+    return LaunchTrace(*(each[known & kind] for kind in (mixed & ~large, mixed & large, ~mixed)))
 
 
 def completed(own: LaunchTrace, others: LaunchTrace, middle_s: float) -> LaunchTrace:

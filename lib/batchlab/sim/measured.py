@@ -15,6 +15,7 @@ from batchlab.store import Recorded
 
 V0_VERSIONS = ("0.2.", "0.3.", "0.4.", "0.5.", "0.6.")
 ENGINES = ("vllm", "tensorrt-llm", "tgi", "sglang")
+RECORDED_TOKENS = POLICIES["vllm-v1"].graph_sizes[-1]  # the most for which vLLM V1 has graphs
 
 
 def simulated_engine(engine: str, version: str) -> str:
@@ -72,14 +73,21 @@ def measured_cell(recorded: Recorded, **changes: Any) -> MeasuredCell:
     if requests.scheduled_s.max() > 0 and requests.engine_first_s.notna().any():
         message_us = 1e6 * float((requests.first_s - requests.engine_first_s).median())
     return MeasuredCell(
-        recorded.id, call, measured, request_us, message_us, launch, measured["running_batch_mean"], None, gathers_us
+        recorded.id,
+        call,
+        measured,
+        request_us=request_us,
+        message_us=message_us,
+        launch=launch,
+        running=measured["running_batch_mean"],
+        gather_us=gathers_us,
     )
 
 
 def shown_launch(recorded: Recorded) -> Launch:
     """`launch_times` of a cell of vLLM V1."""
     layers = load_model(recorded.meta["cell"]["model"]).layers
-    return launch_times(recorded.iterations, layers, POLICIES["vllm-v1"].graph_sizes[-1])
+    return launch_times(recorded.iterations, layers, RECORDED_TOKENS)
 
 
 def engine_start(recorded: Recorded) -> tuple[Any, ...]:
@@ -89,12 +97,12 @@ def engine_start(recorded: Recorded) -> tuple[Any, ...]:
 
 
 def known_launches(cells: Iterable[Recorded]) -> dict[str, LaunchTrace]:
-    """By id of cells of vLLM V1: how long their hosts took to launch iterations with prompts, on each cell's own clock,
-    as far as it and the other cells of its engine start show it (`host.launch_trace`, `host.completed`).
+    """By id of cells of vLLM V1: how long their hosts took to launch iterations, on each cell's own clock, as far as it
+    and the other cells of its engine start show it (`host.launch_trace`, `host.completed`).
     """
     starts: dict[tuple[Any, ...], list[tuple[Recorded, float, LaunchTrace]]] = {}
     for recorded in cells:
-        trace = launch_trace(recorded.iterations, POLICIES["vllm-v1"].graph_sizes[-1])
+        trace = launch_trace(recorded.iterations, RECORDED_TOKENS)
         began_s = datetime.fromisoformat(recorded.meta["provenance"]["started"]).timestamp()
         starts.setdefault(engine_start(recorded), []).append((recorded, began_s, trace))
     known = {}
